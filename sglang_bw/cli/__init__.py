@@ -1,0 +1,93 @@
+"""The command line: parses, prints and exits; everything else is done by the package it calls."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any, NoReturn
+
+import click
+
+from sglang_bw.errors import BwError
+
+# Command -> "module:attribute". Loaded on use only, so that `--version` stays under 0.2 s.
+COMMANDS: dict[str, dict[str, str]] = {
+    "Fork": {
+        "build": "sglang_bw.cli.fork:build",
+        "patches": "sglang_bw.cli.fork:patches",
+        "install": "sglang_bw.cli.engine:install",
+        "verify": "sglang_bw.cli.engine:verify",
+    },
+    "Launch": {
+        "serve": "sglang_bw.cli.launch:serve",
+        "recipes": "sglang_bw.cli.launch:recipes",
+    },
+}
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command only when it is called or its help is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return command names in the order of the help."""
+        return [name for section in COMMANDS.values() for name in section]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return the command, or ``None``."""
+        for section in COMMANDS.values():
+            if target := section.get(cmd_name):
+                module, _, attribute = target.partition(":")
+                command: click.Command = getattr(importlib.import_module(module), attribute)
+                return command
+        return None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands in their sections."""
+        for title, section in COMMANDS.items():
+            rows = [
+                (name, command.get_short_help_str(90)) for name in section if (command := self.get_command(ctx, name))
+            ]
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+
+def _print_version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+    if not value or ctx.resilient_parsing:
+        return
+    from sglang_bw.fork.series import version_line
+
+    click.echo(version_line())
+    ctx.exit()
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Tool, base and series."
+)
+@click.option("--traceback", is_flag=True, help="Show the Python traceback of an error.")
+def cli(traceback: bool) -> None:
+    """SGLang for Blackwell, with speculative decoding that pays."""
+
+
+def main(argv: list[str] | None = None) -> NoReturn:
+    """Run the tool and exit: the only place that turns an error into a message and an exit code."""
+    arguments: list[str] = sys.argv[1:] if argv is None else argv
+    try:
+        code: Any = cli.main(args=arguments, prog_name="sglang-bw", standalone_mode=False)
+    except click.exceptions.Abort:
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except BwError as error:
+        if "--traceback" in arguments:
+            raise
+        click.echo(f"error: {error.message}", err=True)
+        if error.hint:
+            click.echo(f"hint: {error.hint}", err=True)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(141)
+    sys.exit(code if isinstance(code, int) else 0)

@@ -1,0 +1,119 @@
+"""Strict checks of a series: everything that is wrong is found and reported at once."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+from sglang_bw.errors import LintError, PatchApplyError
+from sglang_bw.fork import mail, strict
+from sglang_bw.fork.series import Series
+
+REQUIRED = ("Upstream-Status", "Bug", "Why", "Removal", "Applies-To", "Test", "Verified-On")
+_NAME = re.compile(r"\d{4}-[a-z0-9]+(-[a-z0-9]+)*\.patch")
+_VERIFIED = re.compile(r"[a-z0-9]+(:[a-z0-9]+)?( \([^)]+\))?")
+_BUG = re.compile(r"https://\S+|none \(.+\)")
+_ZERO = b"From 0000000000000000000000000000000000000000 "
+
+
+def lint(series: Series) -> list[str]:
+    """Return every finding about a series, in the order of the series; none means good."""
+    findings = _order(series)
+    for path in series.files:
+        if not path.is_file():
+            continue
+        try:
+            patch = mail.read_patch(path)
+        except LintError as error:
+            findings += error.findings
+            continue
+        findings += [f"{patch.name}: {text}" for text in _mail(patch) + _trailers(patch, series) + _diff(patch)]
+    if not series.pins.tree:
+        findings.append("upstream.toml: the tree id is not pinned; run `sglang-bw patches refresh`")
+    return findings
+
+
+def require_clean(series: Series) -> None:
+    """Raise when a series has findings.
+
+    :raises LintError: with all of them.
+    """
+    if findings := lint(series):
+        raise LintError(
+            findings, hint="`sglang-bw patches lint` checks again; the format is described in docs/patch-format.md"
+        )
+
+
+def _order(series: Series) -> list[str]:
+    on_disk = {path.name for path in series.folder.glob("*.patch")}
+    findings = [f"series: {name} is listed {n} times" for name, n in Counter(series.order).items() if n > 1]
+    findings += [f"series: {name} is listed, but there is no such file" for name in series.order if name not in on_disk]
+    findings += [f"series: {name} is on disk, but not listed" for name in sorted(on_disk - set(series.order))]
+    findings += [f"series: {name}: a name is NNNN-topic.patch" for name in series.order if not _NAME.fullmatch(name)]
+    if list(series.order) != sorted(series.order):
+        findings.append("series: the numbers are not in the order of the list")
+    return findings
+
+
+def _mail(patch: mail.Patch) -> list[str]:
+    findings = []
+    if not patch.subject:
+        findings.append("no subject")
+    if not mail.description(patch):
+        findings.append("no description: say what hurts and why this is the cure")
+    if not patch.path.read_bytes().startswith(_ZERO):
+        findings.append("not as exported: the first line names a commit (format-patch --zero-commit)")
+    return findings
+
+
+def _trailers(patch: mail.Patch, series: Series) -> list[str]:
+    findings = [f"trailer {key} is missing" for key in REQUIRED if not patch.trailer(key)]
+    status = patch.trailer("Upstream-Status")
+    if status and not mail.STATUS_FORM.fullmatch(status):
+        findings.append(
+            f"Upstream-Status {status!r}: must be Pending, Submitted [url], Backport [url, in X], Denied [url] "
+            "or Inappropriate [reason]"
+        )
+    findings += [
+        f"Bug {bug!r}: a public https reference or none (symptom)"
+        for bug in patch.all("Bug")
+        if not _BUG.fullmatch(bug)
+    ]
+    if applies := patch.trailer("Applies-To"):
+        try:
+            if not SpecifierSet(applies).contains(series.base, prereleases=True):
+                findings.append(f"Applies-To {applies} leaves out {series.base}")
+        except InvalidSpecifier:
+            findings.append(f"Applies-To {applies!r} is no version range")
+    for word in filter(None, (part.strip() for part in patch.trailer("Verified-On").split(","))):
+        if not _VERIFIED.fullmatch(word):
+            findings.append(f"Verified-On {word!r}: one of cpu, smNN, resolver:smNN, with a remark in brackets at most")
+    findings += _tests(patch, series.folder)
+    return findings
+
+
+def _tests(patch: mail.Patch, folder: Path) -> list[str]:
+    checkout = folder.parent.parent
+    if not (checkout / "tests" / "patches").is_dir():
+        return []  # the copy inside an installed tool travels without the tests
+    return [f"Test {test}: no such file" for test in patch.all("Test") if not (checkout / test).is_file()]
+
+
+def _diff(patch: mail.Patch) -> list[str]:
+    try:
+        files = strict.parse(patch.name, patch.diff)
+    except PatchApplyError as error:
+        return [error.message.removeprefix(f"{patch.name}: ")]
+    findings = []
+    for file in files:
+        if not file.path.startswith("python/sglang/") and not file.is_added_file:
+            findings.append(f"{file.path}: the wheel does not hold this file, so it cannot be changed")
+        for hunk in file:
+            for line in hunk:
+                text = line.value.rstrip("\n").removesuffix("\r")
+                if line.is_added and text != text.rstrip():
+                    findings.append(f"{file.path}:{line.target_line_no}: trailing blanks")
+    return findings

@@ -1,0 +1,73 @@
+"""The record a built wheel carries: ``sglang/_bw.json``, and the digest of a wheel's content.
+
+Both are readable without importing sglang, from the wheel file or from an installed distribution.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+from collections.abc import Iterable
+from pathlib import PurePosixPath
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+RECORD_PATH = "sglang/_bw.json"
+
+# Files that installers add to a .dist-info directory; they are no part of the wheel.
+_INSTALLER_FILES = frozenset({"RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json", "uv_build.json"})
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class PatchRecord(_Frozen):
+    """One applied patch, as users see it."""
+
+    file: str = Field(description="File name in the series.")
+    subject: str
+    upstream_status: str = Field(description="The whole Upstream-Status trailer.")
+    why: str
+    sha256: str = Field(description="Of the patch file.")
+
+
+class UpstreamRecord(_Frozen):
+    """The wheel that was patched."""
+
+    wheel: str
+    sha256: str
+
+
+class BwRecord(_Frozen):
+    """What ``sglang/_bw.json`` says.
+
+    ``files`` maps every file that the series changed, added or that carries the version (wheel path) to the
+    sha256 of its final bytes in the built wheel; ``removed`` lists the files that the series deletes.
+    """
+
+    schema_version: Literal[1] = 1
+    version: str = Field(description="The full version, for example 0.5.23+bw.1.")
+    base: str
+    series: str = Field(description="Series id, for example bw.1 or bw.1.d0a1b2c3.")
+    tree: str = Field(description="Git tree id of the patched python/ directory.")
+    upstream: UpstreamRecord
+    patches: tuple[PatchRecord, ...]
+    files: dict[str, str]
+    removed: tuple[str, ...] = ()
+
+
+def content_digest(record_lines: Iterable[str]) -> str:
+    """Return the sha256 of a wheel's content, independent of zip and zlib.
+
+    :param record_lines: lines of a RECORD file, of a wheel or of an installed distribution: what an installer
+        adds (bytecode, console scripts, its own files in ``.dist-info``) does not count.
+    """
+    kept = []
+    for path, digest, _size in csv.reader(record_lines):
+        pure = PurePosixPath(path)
+        made_by_installer = pure.parent.name.endswith(".dist-info") and pure.name in _INSTALLER_FILES
+        if digest and ".." not in pure.parts and not made_by_installer and pure.suffix != ".pyc":
+            kept.append(f"{path},{digest}\n")
+    return hashlib.sha256("".join(sorted(kept)).encode()).hexdigest()

@@ -1,0 +1,219 @@
+"""Reading an upstream wheel with suspicion, and writing a patched one that is the same on every day.
+
+Only RECORD, one METADATA line (by bytes: every library round trip changes SGLang's multi-line licence field), the
+version file and the files of the series differ from upstream's wheel.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+import re
+import stat
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from installer.exceptions import InstallerError
+from installer.sources import WheelFile
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+
+from sglang_bw.errors import BadWheelError, HashMismatchError
+
+# Deflate level: 9 takes three times as long for half a percent.
+_LEVEL = 6
+_MAX_UNPACKED = 4 << 30
+
+COMPILED = (".so", ".pyd")
+
+
+@dataclass(frozen=True)
+class Member:
+    """One file of a wheel: its bytes and its permission bits."""
+
+    data: bytes
+    mode: int = 0o644
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """A wheel held in memory: path -> member, in the order of the archive, directories left out."""
+
+    name: str
+    sha256: str
+    version: str
+    date: tuple[int, int, int, int, int, int]
+    members: dict[str, Member]
+
+    @property
+    def dist_info(self) -> str:
+        """The name of the metadata directory."""
+        return f"sglang-{self.version}.dist-info"
+
+
+def read_wheel(path: Path, *, sha256: str, version: str) -> Wheel:
+    """Check a wheel's hash, then everything else about it, then read it.
+
+    :param sha256: the pinned digest; nothing is unpacked before it fits.
+    :param version: the upstream version it must be.
+    :raises HashMismatchError: another file than the pinned one.
+    :raises BadWheelError: no wheel, truncated, of another release, unsafe paths, or a RECORD that does not hold.
+    """
+    data = _read(path)
+    found = hashlib.sha256(data).hexdigest()
+    if found != sha256:
+        raise HashMismatchError(
+            f"{path.name}: sha256 is {found}, pinned is {sha256}",
+            hint="the download is damaged or not the release the series was made for: delete it and fetch it again",
+        )
+    return parse_wheel(path, data, version=version)
+
+
+def parse_wheel(path: Path, data: bytes, *, version: str) -> Wheel:
+    """Read a wheel whose hash is known to be good; see :func:`read_wheel`."""
+    try:
+        name, found, _, _ = parse_wheel_filename(path.name)
+        archive = zipfile.ZipFile(io.BytesIO(data))
+    except (InvalidWheelFilename, zipfile.BadZipFile) as error:
+        raise BadWheelError(
+            f"{path.name} is not a usable wheel: {error}", hint="it may be truncated: fetch it again"
+        ) from None
+    if name != "sglang" or str(found) != version:
+        raise BadWheelError(f"{path.name} is {name} {found}, needed is sglang {version}")
+    with archive:
+        _check_names(path.name, archive.infolist())
+        try:
+            with WheelFile.open(path) as source:
+                source.validate_record()
+        except (InstallerError, zipfile.BadZipFile, OSError, ValueError) as error:
+            raise BadWheelError(f"{path.name}: {error}", hint="fetch it again") from None
+        infos = [info for info in archive.infolist() if not info.is_dir()]
+        members = {info.filename: Member(archive.read(info), (info.external_attr >> 16) & 0o777) for info in infos}
+        date = max(info.date_time for info in infos)
+    return Wheel(path.name, hashlib.sha256(data).hexdigest(), version, date, members)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise BadWheelError(f"{path}: {error.strerror}", hint="name an sglang wheel with --wheel FILE") from None
+
+
+def _check_names(wheel: str, infos: list[zipfile.ZipInfo]) -> None:
+    """Refuse what an unpacker could be tricked with."""
+    seen: set[str] = set()
+    for info in infos:
+        pure = PurePosixPath(info.filename)
+        problem = ""
+        if pure.is_absolute() or ".." in pure.parts or "\\" in info.filename or not pure.parts:
+            problem = "a path that leaves the directory"
+        elif ":" in pure.parts[0]:
+            problem = "a drive letter"
+        elif stat.S_ISLNK(info.external_attr >> 16):
+            problem = "a symbolic link"
+        elif info.filename in seen:
+            problem = "a path that comes twice"
+        if problem:
+            raise BadWheelError(f"{wheel}: {info.filename!r}: {problem}", hint="do not use this file")
+        seen.add(info.filename)
+    if sum(info.file_size for info in infos) > _MAX_UNPACKED:
+        raise BadWheelError(f"{wheel}: unpacks to more than {_MAX_UNPACKED >> 30} GiB", hint="do not use this file")
+
+
+def repack(upstream: Wheel, changes: Mapping[str, bytes | None], version: str) -> tuple[str, bytes]:
+    """Return file name and bytes of the wheel with ``changes`` applied.
+
+    :param changes: path below the archive -> new bytes, ``None`` to leave a file out. Paths in the old
+        ``.dist-info`` follow it to its new name; METADATA's version line is changed here.
+    :param version: the full version of the result.
+    """
+    old, new = upstream.dist_info, f"sglang-{version}.dist-info"
+    members = dict(upstream.members)
+    for path, data in changes.items():
+        if data is None:
+            members.pop(path, None)
+        else:
+            mode = members[path].mode if path in members else 0o644
+            members[path] = Member(data, mode)
+    metadata = f"{old}/METADATA"
+    members[metadata] = Member(add_notice(set_version(members[metadata].data, upstream.version, version)))
+    record = members.pop(f"{old}/RECORD", Member(b""))
+    renamed = {_move(path, old, new): member for path, member in members.items()}
+    # Python files first and the metadata directory last, as the format asks; sorted, so that order never differs.
+    ordered = sorted(renamed.items(), key=lambda item: (item[0].startswith(new + "/"), item[0]))
+    lines = io.StringIO()
+    writer = csv.writer(lines, lineterminator="\n")
+    for path, member in ordered:
+        writer.writerow((path, "sha256=" + _urlsafe(member.data), len(member.data)))
+    writer.writerow((f"{new}/RECORD", "", ""))
+    ordered.append((f"{new}/RECORD", Member(lines.getvalue().encode(), record.mode)))
+    return built_name(upstream.name, version), _write_zip(ordered, upstream.date)
+
+
+def built_name(upstream_name: str, version: str) -> str:
+    """Return the file name of the wheel made from an upstream wheel."""
+    return f"sglang-{version}-{upstream_name.split('-', 2)[2]}"
+
+
+def _move(path: str, old: str, new: str) -> str:
+    return new + path.removeprefix(old) if path.startswith(old + "/") else path
+
+
+def _write_zip(members: list[tuple[str, Member]], date: tuple[int, int, int, int, int, int]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=_LEVEL) as archive:
+        for path, member in members:
+            info = zipfile.ZipInfo(path, date)
+            info.compress_type = zipfile.ZIP_DEFLATED
+            info.create_system = 3
+            info.external_attr = (stat.S_IFREG | member.mode) << 16
+            archive.writestr(info, member.data)
+    return buffer.getvalue()
+
+
+def set_version(metadata: bytes, old: str, new: str) -> bytes:
+    """Return METADATA with its one ``Version:`` line replaced, every other byte kept.
+
+    :raises BadWheelError: not exactly one such line in the header part.
+    """
+    header, gap, rest = metadata.partition(b"\n\n")
+    pattern = re.compile(rb"^Version: " + re.escape(old.encode()) + rb"(\r?)$", re.MULTILINE)
+    changed, count = pattern.subn(lambda match: b"Version: " + new.encode() + match[1], header)
+    if count != 1:
+        raise BadWheelError(f"METADATA has {count} lines 'Version: {old}', needed is one")
+    return changed + gap + rest
+
+
+def add_notice(metadata: bytes) -> bytes:
+    """Return METADATA naming NOTICE beside LICENSE (PEP 639), where upstream names its licence that way."""
+    return re.sub(rb"^(License-File: )LICENSE(\r?\n)", rb"\g<0>\1NOTICE\2", metadata, count=1, flags=re.MULTILINE)
+
+
+def set_version_module(source: bytes, old: str, new: str) -> bytes:
+    """Return upstream's ``_version.py`` saying the full version, so that the server's own replies say it too.
+
+    :raises BadWheelError: the file is not in the form of the releases known so far.
+    """
+    release = tuple(int(part) for part in old.split(".") if part.isdigit())
+    local = new.partition("+")[2]
+    text, strings = re.subn(rb"= '" + re.escape(old.encode()) + rb"'", b"= '" + new.encode() + b"'", source)
+    old_tuple = re.escape(repr(release)[:-1].encode())
+    text, tuples = re.subn(rb"= " + old_tuple + rb"([^)]*)\)", _tuple_with(local), text)
+    if (strings, tuples) != (1, 1):
+        raise BadWheelError(f"_version.py: found {strings} version strings and {tuples} tuples, needed is one of each")
+    return text
+
+
+def _tuple_with(local: str) -> Callable[[re.Match[bytes]], bytes]:
+    def replacement(match: re.Match[bytes]) -> bytes:
+        return match[0][:-1] + b", " + repr(local).encode() + b")"
+
+    return replacement
+
+
+def _urlsafe(data: bytes) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()

@@ -1,0 +1,82 @@
+"""What all tests share: the options of the patch tests and the engine as two unpacked trees over one environment."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from sglang_bw.fork import build as builder
+from sglang_bw.fork import upstream
+from sglang_bw.fork.series import Series, newest_base
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+PATCHES = CHECKOUT / "patches"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("patches", "tests of the patch series")
+    group.addoption("--engine", type=Path, help="Unpacked sglang tree that the patch tests import from.")
+    group.addoption("--kind", choices=("stock", "patched"), help="What that tree is.")
+    group.addoption("--patch-report", type=Path, help="Write the outcome of each patch test here, as JSON.")
+
+
+@dataclass(frozen=True)
+class EngineTrees:
+    """Two directories to put on PYTHONPATH: each holds ``sglang/`` and its ``.dist-info``."""
+
+    base: str
+    stock: Path
+    patched: Path
+
+
+def engine_trees_of(base: str) -> EngineTrees:
+    """Unpack the stock and the patched wheel of a base below ``.cache/engines``, once for each content.
+
+    Bytecode is written beside the sources at the first import, and stays.
+    """
+    series = Series.load(PATCHES, base)
+    name = upstream.pick_wheel(series.pins, upstream.this_python(), upstream.this_machine())
+    engines = CHECKOUT / ".cache" / "engines"
+    python = "cp" + upstream.this_python().replace(".", "")
+    stock = engines / f"{base}-{python}-stock-{series.pins.wheels[name][:12]}"
+    patched = engines / f"{base}-{python}-patched-{series.pins.tree[:12]}"
+    if not stock.is_dir():
+        _unpack(upstream.fetch(series.pins, name), stock)
+    if not patched.is_dir():
+        with tempfile.TemporaryDirectory() as out:
+            _unpack(builder.build(PATCHES, base, out=Path(out)).path, patched)
+    return EngineTrees(base, stock, patched)
+
+
+def _unpack(wheel: Path, folder: Path) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=".unpack-", dir=folder.parent))
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(scratch)
+    try:
+        scratch.rename(folder)
+    except OSError:  # another test process was quicker
+        shutil.rmtree(scratch)
+
+
+def engine_environment(tree: Path) -> dict[str, str]:
+    """Return the environment of a process that imports sglang from ``tree``: bytecode may be written."""
+    kept = {key: value for key, value in os.environ.items() if key not in ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH")}
+    return kept | {
+        "PYTHONPATH": str(tree),
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "HF_HUB_OFFLINE": "1",
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", "")]),
+    }
+
+
+@pytest.fixture(scope="session")
+def engine_trees() -> EngineTrees:
+    return engine_trees_of(newest_base(PATCHES))

@@ -1,0 +1,177 @@
+"""The commands as a user types them: one row an exit code, and never a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sglang_bw import __version__, errors
+from tests.fakeupstream import FILES, VERSION, FakeUpstream, wheel_bytes
+
+
+def bw(*arguments: str | Path, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "sglang_bw", *map(str, arguments)]
+    env = {**os.environ, **environment}
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
+
+
+Break = Callable[[FakeUpstream], None]
+
+
+def _truncate(upstream: FakeUpstream) -> None:
+    data = upstream.wheel.read_bytes()[:-50]
+    _pin_wheel(upstream, data)
+
+
+def _traverse(upstream: FakeUpstream) -> None:
+    _pin_wheel(upstream, wheel_bytes(FILES, extra={"../evil.py": b"x"}))
+
+
+def _pin_wheel(upstream: FakeUpstream, data: bytes) -> None:
+    import hashlib
+
+    pins = upstream.base / "upstream.toml"
+    old = next(iter(upstream.pins.wheels.values()))
+    pins.write_text(pins.read_text().replace(old, hashlib.sha256(data).hexdigest()))
+    upstream.wheel.write_bytes(data)
+
+
+def _wrong_hash(upstream: FakeUpstream) -> None:
+    upstream.wheel.write_bytes(wheel_bytes({**FILES, "sglang/other.py": b"x = 1\n"}))
+
+
+def _conflict(upstream: FakeUpstream) -> None:
+    patch = upstream.base / "0001-better-engine.patch"
+    patch.write_bytes(patch.read_bytes().replace(b"-line 20\n", b"-line 2O\n"))
+
+
+def _offset(upstream: FakeUpstream) -> None:
+    patch = upstream.base / "0001-better-engine.patch"
+    patch.write_bytes(patch.read_bytes().replace(b"@@ -17,7 +17,7 @@", b"@@ -15,7 +15,7 @@"))
+
+
+def _duplicate(upstream: FakeUpstream) -> None:
+    order = upstream.base / "series"
+    order.write_text(order.read_text() + order.read_text().splitlines()[0] + "\n")
+
+
+def _missing(upstream: FakeUpstream) -> None:
+    (upstream.base / "0001-better-engine.patch").unlink()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "said"),
+    [
+        pytest.param(_wrong_hash, errors.HashMismatchError, "sha256 is", id="wrong hash"),
+        pytest.param(_truncate, errors.BadWheelError, "not a usable wheel", id="truncated wheel"),
+        pytest.param(_traverse, errors.BadWheelError, "leaves the directory", id="path traversal"),
+        pytest.param(
+            _conflict,
+            errors.PatchApplyError,
+            "0001-better-engine.patch: python/sglang/engine.py: hunk 1 (line 17) does not apply: "
+            "line 20 should be 'line 2O', found 'line 20'",
+            id="conflict",
+        ),
+        pytest.param(_offset, errors.PatchApplyError, "+2 lines off", id="offset"),
+        pytest.param(_duplicate, errors.LintError, "is listed 2 times", id="duplicate entry"),
+        pytest.param(_missing, errors.LintError, "there is no such file", id="missing entry"),
+    ],
+)
+def test_build_of_a_spoilt_input(
+    spoil: Break, error: type[errors.BwError], said: str, upstream: FakeUpstream, tmp_path: Path
+) -> None:
+    spoil(upstream)
+    done = bw("build", "--patches", upstream.root, "--wheel", upstream.wheel, "--out", tmp_path / "dist")
+    assert done.returncode == error.exit_code, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list((tmp_path / "dist").glob("*.whl"))
+
+
+def test_build_without_git(upstream: FakeUpstream, tmp_path: Path) -> None:
+    done = bw("build", "--patches", upstream.root, "--wheel", upstream.wheel, "--out", tmp_path / "d", PATH="/nowhere")
+    assert done.returncode == errors.GitError.exit_code
+    assert "git is not installed" in done.stderr
+
+
+def test_build_without_network_or_cache(upstream: FakeUpstream, tmp_path: Path) -> None:
+    environment = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    done = bw("build", "--patches", upstream.root, "--out", tmp_path / "dist", **environment)
+    assert done.returncode == errors.DownloadError.exit_code
+    assert "hint: check the network" in done.stderr
+
+
+def test_build_of_an_unknown_base_and_into_a_file(upstream: FakeUpstream, tmp_path: Path) -> None:
+    assert bw("build", "--patches", upstream.root, "--base", "9.9").returncode == errors.UnknownBaseError.exit_code
+    (tmp_path / "dist").write_text("")
+    done = bw("build", "--patches", upstream.root, "--wheel", upstream.wheel, "--out", tmp_path / "dist")
+    assert done.returncode == errors.OutputError.exit_code
+
+
+def test_unknown_command_and_option_are_usage_errors(upstream: FakeUpstream) -> None:
+    assert bw("biuld").returncode == 2
+    assert bw("build", "--pyhton", "3.12").returncode == 2
+    assert bw("patches", "show", "nothing", "--patches", upstream.root).returncode == 2
+
+
+def test_build_says_what_it_made_and_how_to_install_it(upstream: FakeUpstream, tmp_path: Path) -> None:
+    done = bw("build", "--patches", upstream.root, "--wheel", upstream.wheel, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    version = upstream.series().pins.full_version
+    assert f'pip install "sglang=={version}" --extra-index-url file://{tmp_path}/dist/simple' in done.stdout
+    assert "left out (no part of a wheel): test/test_engine.py" in done.stdout
+
+
+def test_dry_run_writes_nothing(upstream: FakeUpstream, tmp_path: Path) -> None:
+    done = bw("build", "--patches", upstream.root, "--wheel", upstream.wheel, "--dry-run", "--json", cwd=tmp_path)
+    assert json.loads(done.stdout)["patches"] == list(upstream.series().order)
+    assert not (tmp_path / "dist").exists()
+
+
+def test_list_show_and_lint(upstream: FakeUpstream) -> None:
+    listed = json.loads(bw("patches", "list", "--patches", upstream.root, "--json").stdout)
+    assert [row["file"] for row in listed["patches"]] == list(upstream.series().order)
+    assert "Pending" in bw("patches", "list", "--patches", upstream.root).stdout
+    shown = bw("patches", "show", "better", "--patches", upstream.root)
+    assert "+line twenty" in shown.stdout
+    assert "It stops hurting." in json.loads(
+        json.dumps(bw("patches", "show", "0001", "--patches", upstream.root, "--json").stdout)
+    )
+    assert bw("patches", "lint", "--patches", upstream.root).returncode == 0
+    _missing(upstream)
+    done = bw("patches", "lint", "--patches", upstream.root, "--json")
+    assert done.returncode == errors.LintError.exit_code
+    assert len(json.loads(done.stdout)["findings"]) == 1
+
+
+def test_every_error_class_has_an_exit_code_of_its_own() -> None:
+    classes = [
+        value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, errors.BwError)
+    ]
+    codes = [cls.exit_code for cls in classes if cls is not errors.BwError]
+    assert len(codes) == len(set(codes))
+    assert not {0, 1, 2, 130} & set(codes)
+
+
+def test_version_names_tool_base_and_series_and_is_quick() -> None:
+    best = 9.0
+    for _ in range(5):
+        started = time.perf_counter()
+        done = bw("--version")
+        best = min(best, time.perf_counter() - started)
+    assert done.stdout.startswith(f"sglang-bw {__version__} (base ")
+    assert best < 0.2
+
+
+def test_help_has_the_commands_in_sections() -> None:
+    said = bw("--help").stdout
+    for word in ("Fork:", "Launch:", "build", "patches", "install", "verify", "serve"):
+        assert word in said
+    assert VERSION not in said

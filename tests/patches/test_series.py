@@ -1,0 +1,18 @@
+"""Every patch of every base: red on the stock engine for the declared reason, green on the patched one."""
+
+from __future__ import annotations
+
+import pytest
+
+from sglang_bw.fork.series import bases
+from tests.conftest import PATCHES
+from tests.patches.series_run import run_series
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("base", bases(PATCHES))
+def test_each_patch_is_red_on_stock_and_green_on_patched(base: str) -> None:
+    rows, output = run_series(base)
+    assert not output, output
+    assert rows
+    assert not [(row.patch, row.problems) for row in rows if row.problems]
