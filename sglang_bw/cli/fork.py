@@ -118,16 +118,20 @@ def patches() -> None:
 
 @patches.command("list")
 @_BASE
+@click.option("--markdown", is_flag=True, help="The table as the README has it.")
 @_PATCHES
 @_JSON
-def list_patches(base: str | None, root: Path | None, as_json: bool) -> None:
+def list_patches(base: str | None, markdown: bool, root: Path | None, as_json: bool) -> None:
     """List the patches with their upstream status."""
     from rich.table import Table
 
-    from sglang_bw.fork.mail import read_patch
+    from sglang_bw.fork.mail import markdown_table, read_patch
 
     series = _series(root, base)
     found = [read_patch(path) for path in series.files]
+    if markdown:
+        out.print(markdown_table(found), markup=False)
+        return
     if as_json:
         rows = [{"file": patch.name, "subject": patch.subject, **_trailers(patch)} for patch in found]
         print_json({"base": series.base, "version": series.pins.full_version, "patches": rows})

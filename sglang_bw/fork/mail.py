@@ -6,6 +6,7 @@ import hashlib
 import re
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -102,3 +103,13 @@ def description(patch: Patch) -> str:
     """Return the body without its trailers."""
     paragraphs = patch.body.split("\n\n")
     return "\n\n".join(paragraphs[:-1] if patch.trailers else paragraphs).strip()
+
+
+def markdown_table(patches: Sequence[Patch]) -> str:
+    """Return the patches as a markdown table: what each is for, what it was verified on, where upstream stands."""
+    rows = ["| patch | what for | verified on | upstream |", "|---|---|---|---|"]
+    for patch in patches:
+        topic = patch.name.removesuffix(".patch")
+        cells = (f"`{topic}`", patch.trailer("Why"), patch.trailer("Verified-On"), patch.trailer("Upstream-Status"))
+        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(rows)

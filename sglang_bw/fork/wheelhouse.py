@@ -1,0 +1,96 @@
+"""Finding the built wheel that fits an environment, and reading what is needed of it before it is installed."""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+from packaging.version import Version
+from pydantic import ValidationError
+
+from sglang_bw.errors import BadWheelError
+from sglang_bw.fork.environment import Environment
+from sglang_bw.fork.record import RECORD_PATH, BwRecord, content_digest
+from sglang_bw.fork.wheel import parse_wheel
+
+
+@dataclass(frozen=True)
+class PatchedWheel:
+    """A patched engine's wheel file. ``digest`` is its content digest, as in its own RECORD."""
+
+    path: Path
+    version: str
+    base: str
+    digest: str
+
+    @classmethod
+    def open(cls, path: Path) -> PatchedWheel:
+        """Read record and content digest; the files themselves are not read.
+
+        :raises BadWheelError: no wheel, truncated, or upstream's without the series.
+        """
+        try:
+            version = str(parse_wheel_filename(path.name)[1])
+            with zipfile.ZipFile(path) as archive:
+                record = BwRecord.model_validate_json(archive.read(RECORD_PATH))
+                rows = archive.read(f"sglang-{version}.dist-info/RECORD").decode().splitlines()
+        except OSError as error:
+            raise BadWheelError(f"{path}: {error.strerror}", hint="name a wheel that `sglang-bw build` made") from None
+        except (InvalidWheelFilename, zipfile.BadZipFile, UnicodeDecodeError) as error:
+            raise BadWheelError(
+                f"{path.name} is no usable wheel: {error}", hint="`sglang-bw build` makes one"
+            ) from None
+        except (KeyError, ValidationError):
+            raise BadWheelError(
+                f"{path.name} is not a patched engine: it has no {RECORD_PATH}",
+                hint="`sglang-bw build --wheel FILE` patches upstream's wheel",
+            ) from None
+        return cls(path, version, record.base, content_digest(rows))
+
+    def fits(self, environment: Environment) -> bool:
+        """Whether the environment's Python and machine can load it."""
+        return _fits(self.path.name, environment)
+
+    @cached_property
+    def sha256(self) -> str:
+        """The sha256 of the file."""
+        return hashlib.sha256(self.path.read_bytes()).hexdigest()
+
+    def validate(self) -> None:
+        """Check every file against the wheel's own RECORD: installers do not.
+
+        :raises BadWheelError: damaged.
+        """
+        parse_wheel(self.path, self.path.read_bytes(), version=self.version)
+
+
+def _fits(name: str, environment: Environment) -> bool:
+    interpreter = "cp" + environment.python.replace(".", "")
+    for tag in parse_wheel_filename(name)[3]:
+        python_fits = tag.interpreter in (interpreter, "py3")
+        if python_fits and (tag.platform == "any" or tag.platform.endswith("_" + environment.machine)):
+            return True
+    return False
+
+
+def find_wheel(folder: Path, environment: Environment, base: str, *, version: str | None) -> PatchedWheel | None:
+    """Return the patched wheel of ``base`` in ``folder`` that fits the environment, or ``None``.
+
+    :param version: take exactly this version; without it, the newest.
+    """
+    found: list[tuple[Version, Path]] = []
+    for path in sorted(folder.glob("sglang-*.whl")):
+        try:
+            built = parse_wheel_filename(path.name)[1]
+        except InvalidWheelFilename:
+            continue
+        local = built.local or ""
+        if built.public == base and local.startswith("bw.") and _fits(path.name, environment):
+            found.append((built, path))
+    exact = [entry for entry in found if version and entry[0] == Version(version)]
+    chosen = exact if version else found
+    return PatchedWheel.open(max(chosen)[1]) if chosen else None
