@@ -1,0 +1,278 @@
+"""``serve`` and ``recipes``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+import httpx
+
+from sglang_bw.cli.console import err, out, print_json
+from sglang_bw.cli.startup_line import StartupLine, spent
+from sglang_bw.errors import EngineOutputError, RecipeError
+from sglang_bw.launch import command as commands
+from sglang_bw.launch import device as devices
+from sglang_bw.launch import engine as engines
+from sglang_bw.launch import port as ports
+from sglang_bw.launch import selection, server, warmup, weights
+from sglang_bw.launch.command import Command
+from sglang_bw.launch.engine import Engine
+from sglang_bw.launch.process import SignalRelay, shell_code
+from sglang_bw.launch.server import Server
+from sglang_bw.recipes import flags, lookup
+from sglang_bw.recipes.flags import Flags
+from sglang_bw.recipes.schema import DEVICES, Device, Recipe
+
+
+class _ServeCommand(click.Command):
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            hint = " Engine flags go behind '--': sglang-bw serve tiny -- --max-running-requests 4."
+            raise click.UsageError(error.format_message() + hint, ctx=ctx) from error
+
+
+@click.command(cls=_ServeCommand, short_help="Start an EAGLE-3 server with one command.")
+@click.argument("name", metavar="RECIPE|FILE.yaml|MODEL")
+@click.argument("engine_flags", nargs=-1, type=click.UNPROCESSED, metavar="[-- ENGINE FLAGS]")
+@click.option(
+    "--draft", "--draft-path", "draft", metavar="PATH|ID", help="Draft of a model, or in place of the recipe's."
+)
+@click.option("--model-path", metavar="PATH|ID", help="Target weights in place of the recipe's.")
+@click.option("--no-spec", is_flag=True, help="The baseline: the same recipe without speculation.")
+@click.option("--device", type=click.Choice(["auto", *DEVICES]), default="auto", show_default=True)
+@click.option("--host", default=commands.DEFAULT_HOST, show_default=True)
+@click.option("--port", type=click.IntRange(1, 65535), default=commands.DEFAULT_PORT, show_default=True)
+@click.option("--dry-run", is_flag=True, help="Print the `sglang serve` line and its environment, start nothing.")
+@click.option("--allow-stock", is_flag=True, help="Start an engine that is stock or edited.")
+@click.option("--log", type=click.Path(dir_okay=False, path_type=Path), help="Where the engine's log goes.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line: ready, warm-up, exit.")
+@click.option("--no-warmup", is_flag=True, help="Skip the requests that measure accept length and tok/s.")
+@click.option("--strict", is_flag=True, help="Stop with exit code 35 when the warm-up's output is broken.")
+@click.option("--startup-timeout", type=click.FloatRange(min=1), default=1800.0, show_default=True, metavar="SECONDS")
+@click.option("--python", type=click.Path(path_type=Path), help="Interpreter of the environment with the engine.")
+@click.option(
+    "--engine-tree",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="An unpacked engine (sglang/ and its .dist-info) in place of the installed one.",
+)
+def serve(
+    name: str,
+    engine_flags: tuple[str, ...],
+    draft: str | None,
+    model_path: str | None,
+    no_spec: bool,
+    device: str,
+    host: str,
+    port: int,
+    dry_run: bool,
+    allow_stock: bool,
+    log: Path | None,
+    as_json: bool,
+    no_warmup: bool,
+    strict: bool,
+    startup_timeout: float,
+    python: Path | None,
+    engine_tree: Path | None,
+) -> int:
+    """Start the patched engine with EAGLE-3 and show its URL when it answers.
+
+    The first argument is a recipe (`sglang-bw recipes list`), a recipe file, or a model id or path together with
+    --draft. Engine flags behind `--` win over the recipe.
+
+    SIGINT, SIGTERM and SIGHUP are passed on to the engine, a second one kills it. Ends with the engine's exit code;
+    128 + N when signal N ended it, also when it was interrupted while loading.
+    """
+    extra = _parse(engine_flags)
+    recipe = selection.select(name, model=model_path, draft=draft)
+    if not (recipe.spec or no_spec or flags.has(extra, "speculative-algorithm")) and selection.is_model(name):
+        raise click.UsageError("a model needs its draft: --draft PATH|ID; or --no-spec for plain decoding.")
+    engine = engines.find(python, engine_tree)
+    chosen = _device(device, extra, engine)
+    environ = engine.environment()
+    command = commands.build(recipe, chosen, environ, host=host, port=port, speculate=not no_spec, extra=extra)
+    if dry_run:
+        _print_dry_run(command, engine, as_json=as_json)
+        return 0
+    note = engine.check(recipe, allow_stock=allow_stock)
+    weights.check_command(command)
+    ports.check_free(command.host, command.port)
+
+    console = _Console(as_json=as_json)
+    log_path = (log or server.default_log(recipe.id, command.port)).absolute()
+    console.begin(recipe, command, engine, log_path, note)
+    full_environ = devices.environment(chosen, {**environ, **command.env})
+    with SignalRelay() as relay:
+        running = server.start(command, command.argv(engine.python), full_environ, log_path, relay)
+        with StartupLine(err) as line:
+            running.await_ready(startup_timeout, line.update)
+        console.ready(running)
+        if not no_warmup:
+            _warm_up(running, recipe, console, strict=strict)
+        code = running.process.wait() or 0
+    console.end(running, code)
+    return shell_code(code)
+
+
+def _parse(tokens: tuple[str, ...]) -> Flags:
+    try:
+        return flags.parse(tokens)
+    except flags.NotAFlagError as error:
+        raise click.UsageError(
+            f"{error.token!r} is no engine flag; one recipe or model, then options, then engine flags behind '--'."
+        ) from error
+
+
+def _device(wish: str, extra: Flags, engine: Engine) -> Device:
+    wish = flags.value(extra, "device") or wish
+    if wish == "auto":
+        return devices.detect(engine_has_gpu_kernels=engine.has_gpu_kernels)
+    if wish not in DEVICES:
+        raise click.UsageError(f"the device {wish!r} is not known here: {' or '.join(DEVICES)}.")
+    return wish
+
+
+def _print_dry_run(command: Command, engine: Engine, *, as_json: bool) -> None:
+    if engine.tree:
+        command = replace(command, env={**command.env, "PYTHONPATH": str(engine.tree)})
+    if as_json:
+        print_json(
+            {
+                "argv": ["sglang", "serve", *flags.tokens(command.flags)],
+                "env": dict(command.env),
+                "url": command.url,
+                "engine": engine.installation.as_json(),
+            }
+        )
+    else:
+        click.echo(command.pasteable())
+    if problem := engine.installation.error():
+        click.echo(f"note: {problem}", err=True)
+
+
+def _warm_up(running: Server, recipe: Recipe, console: _Console, *, strict: bool) -> None:
+    """Measure and warn; a fault of the warm-up itself leaves the server alone."""
+    command = running.command
+    try:
+        report = warmup.run(command.url, recipe.warmup, speculates=command.speculates, api_key=command.api_key)
+    except (httpx.HTTPError, KeyError, ValueError) as error:
+        if not running.relay.received and running.process.poll() is None:
+            console.warn(f"The warm-up failed: {type(error).__name__}: {error}")
+        return
+    console.warmed_up(report)
+    if strict and report.broken:
+        running.process.kill()
+        running.process.wait()
+        raise EngineOutputError(report.warnings[0], hint=f"Full log: {running.process.log}")
+
+
+class _Console:
+    """What `serve` says: sentences for people, or one JSON object a line."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self.as_json = as_json
+
+    def begin(self, recipe: Recipe, command: Command, engine: Engine, log: Path, note: str) -> None:
+        spec = "no speculation"
+        if command.speculates:
+            names = ("algorithm", "num-steps", "eagle-topk", "num-draft-tokens")
+            algorithm, steps, topk, tokens = (flags.value(command.flags, f"speculative-{n}", "auto") for n in names)
+            spec = f"{algorithm}, {steps} steps, topk {topk}, {tokens} draft tokens"
+        err.print(f"{recipe.id}: sglang {engine.installation.version}, {command.device}, {spec}", markup=False)
+        err.print(f"log: {log}", markup=False)
+        if note:
+            err.print(f"warning: {note}", style="yellow", markup=False)
+
+    def ready(self, running: Server) -> None:
+        startup = running.startup
+        if self.as_json:
+            seconds = {phase.value: round(value, 2) for phase, value in startup.seconds.items()}
+            self._line(
+                event="ready",
+                url=running.command.url,
+                pid=running.process.pid,
+                log=str(running.process.log),
+                seconds=seconds,
+            )
+            return
+        out.print(f"ready in {startup.elapsed():.1f} s ({spent(startup)})", markup=False)
+        out.print(f"{running.command.url}  (OpenAI API below /v1; Ctrl-C stops it)", markup=False)
+
+    def warmed_up(self, report: warmup.Report) -> None:
+        if self.as_json:
+            self._line(
+                event="warm-up",
+                accept_length=report.accept_length,
+                tokens_per_second=round(report.tokens_per_second, 2),
+                broken=report.broken,
+                warnings=list(report.warnings),
+            )
+            return
+        length = f"accept length {report.accept_length:.2f}, " if report.accept_length is not None else ""
+        out.print(f"warm-up: {length}{report.tokens_per_second:.1f} tok/s (one request at a time)", markup=False)
+        for text in report.warnings:
+            self.warn(text)
+
+    def warn(self, text: str) -> None:
+        err.print(f"warning: {text}", style="yellow", markup=False)
+
+    def end(self, running: Server, code: int) -> None:
+        if self.as_json:
+            self._line(event="exit", code=shell_code(code))
+        if code != 0 and not running.relay.received:
+            err.print(f"error: the engine ended with exit code {shell_code(code)}: {running.death()}", markup=False)
+            err.print(f"hint: Full log: {running.process.log}", markup=False)
+
+    @staticmethod
+    def _line(**fields: Any) -> None:
+        click.echo(json.dumps(fields))
+
+
+@click.group(short_help="List, show and check recipes.")
+def recipes() -> None:
+    """Recipes: one model with its draft, flags and environment, tied to engine versions."""
+
+
+@recipes.command("list")
+@click.option("--json", "as_json", is_flag=True)
+def list_recipes(as_json: bool) -> None:
+    """List the bundled recipes."""
+    found = [lookup.find(name) for name in lookup.catalogue()]
+    if as_json:
+        print_json([recipe.model_dump(mode="json") for recipe in found])
+        return
+    width = max(len(recipe.id) for recipe in found)
+    for recipe in found:
+        out.print(f"{recipe.id:{width}}  {recipe.title}  (sglang {recipe.engine.sglang or 'any'})", markup=False)
+
+
+@recipes.command("show")
+@click.argument("name")
+@click.option("--json", "as_json", is_flag=True)
+def show_recipe(name: str, as_json: bool) -> None:
+    """Print a recipe, as it is written; with --json, as it is understood."""
+    recipe = lookup.find(name)
+    if as_json:
+        print_json(recipe.model_dump(mode="json"))
+        return
+    click.echo(lookup.catalogue().get(name, Path(name)).read_text(encoding="utf-8"), nl=False)
+
+
+@recipes.command("check")
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+def check_recipes(files: tuple[Path, ...]) -> None:
+    """Check recipe files; all findings of all files are printed."""
+    broken: list[RecipeError] = []
+    for file in files:
+        try:
+            recipe = lookup.read(file)
+        except RecipeError as error:
+            broken.append(error)
+        else:
+            out.print(f"{file}: ok ({recipe.id})", markup=False)
+    if broken:
+        raise RecipeError("\n".join(error.message for error in broken), hint=broken[0].hint)

@@ -1,0 +1,78 @@
+"""The engine that `serve` would start: which one, whether it is the patched one, and whether the recipe is for it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from sglang_bw.errors import NotInstalledError, RecipeError
+from sglang_bw.fork.environment import Environment
+from sglang_bw.fork.verify import Installation, State, inspect, inspect_environment
+from sglang_bw.recipes.schema import Recipe
+
+_KERNEL_PACKAGES = ("sglang-kernel", "sgl-kernel")
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine in an environment.
+
+    :ivar python: the interpreter that runs it.
+    :ivar tree: an unpacked engine to use in place of the installed one.
+    :ivar has_gpu_kernels: whether the environment has the package with the engine's CUDA kernels.
+    """
+
+    python: Path
+    tree: Path | None
+    installation: Installation
+    has_gpu_kernels: bool
+
+    def check(self, recipe: Recipe, *, allow_stock: bool = False) -> str:
+        """Make sure that this is the patched engine, intact, and one that the recipe was written for.
+
+        :param allow_stock: go on with an engine that is stock or edited.
+        :return: what was let through, or an empty string.
+        :raises NotInstalledError: there is none.
+        :raises StockEngineError: it is upstream's.
+        :raises EditedEngineError: its files are not what was built, or another package shadows them.
+        :raises RecipeError: the recipe is for other versions.
+        """
+        problem = self.installation.error()
+        if problem and (self.installation.state is State.ABSENT or not allow_stock):
+            if not isinstance(problem, NotInstalledError):
+                problem.hint += "; --allow-stock starts it as it is"
+            raise problem
+        if not recipe.engine.accepts(self.installation.version):
+            version, wanted = self.installation.version, recipe.engine.sglang
+            raise RecipeError(
+                f"the recipe {recipe.id} is for sglang {wanted}, but the engine is {version}",
+                hint=f"`{self.installation.cure}` installs the newest; or copy the recipe and change engine.sglang.",
+            )
+        return str(problem.message) if problem else ""
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment for the engine, before anything that a launch adds."""
+        environ = dict(os.environ)
+        if self.tree:
+            rest = environ.get("PYTHONPATH")
+            environ["PYTHONPATH"] = os.pathsep.join([str(self.tree), *([rest] if rest else [])])
+        return environ
+
+
+def find(python: Path | None = None, tree: Path | None = None) -> Engine:
+    """Look at the engine of an environment, this one by default.
+
+    :param python: the environment's interpreter.
+    :param tree: a folder with ``sglang/`` and its ``.dist-info``, used in place of what is installed.
+    :raises RefusedError: there is no such interpreter.
+    """
+    environment = Environment.probe(python)
+    installation = inspect(python, tree=tree) if tree else inspect_environment(environment)
+    return Engine(
+        python=python or Path(sys.executable),
+        tree=tree.resolve() if tree else None,
+        installation=installation,
+        has_gpu_kernels=any(name in environment.installed for name in _KERNEL_PACKAGES),
+    )

@@ -1,0 +1,135 @@
+"""From a command to a server that answers: start, wait until it is ready, or say why it is not."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from pathlib import Path
+
+import httpx
+import platformdirs
+
+from sglang_bw.errors import BwError, EngineStartError, OutputError
+from sglang_bw.launch import port as ports
+from sglang_bw.launch.cause import cause
+from sglang_bw.launch.command import Command
+from sglang_bw.launch.process import EngineProcess, SignalRelay, shell_code
+from sglang_bw.launch.startup import LogTail, Phase, Startup
+
+POLL_S = 0.2
+HEALTH_TIMEOUT_S = 10.0
+INTERRUPT_GRACE_S = 10.0
+
+
+class InterruptedStartError(BwError):
+    """A signal ended the engine before it was ready; the exit code is the shell's: 128 + signal."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__("interrupted while loading; the engine has been stopped")
+        self.number = number
+        self.exit_code = 128 + number  # type: ignore[misc]  # one per signal, as shells do
+
+
+class Server:
+    """An engine that was started here."""
+
+    def __init__(
+        self, command: Command, process: EngineProcess, relay: SignalRelay, startup: Startup, log_offset: int
+    ) -> None:
+        self.command = command
+        self.process = process
+        self.relay = relay
+        self.startup = startup
+        self._offset = log_offset
+
+    def await_ready(self, timeout_s: float, on_progress: Callable[[Startup, list[Phase]], None]) -> None:
+        """Return when the engine owns its port and answers.
+
+        A process that is not ours is never asked: the listening socket must belong to the engine or a descendant.
+
+        :param on_progress: called about five times a second, with the phases that have just begun.
+        :raises EngineStartError: it died, or was not ready in time; it is gone then.
+        :raises InterruptedStartError: a signal ended it.
+        """
+        tail = LogTail(self.process.log, self._offset)
+        next_question = 0.0
+        while True:
+            on_progress(self.startup, self.startup.feed(tail.lines()))
+            self._raise_if_over()
+            if self.startup.elapsed() > timeout_s:
+                self.process.kill()
+                self.process.wait()
+                last = self.startup.last_line
+                raise EngineStartError(
+                    f"the engine was not ready after {timeout_s:.0f} s, in phase {self.startup.phase.value}: {last}",
+                    hint=f"Full log: {self.process.log}; a longer wait: --startup-timeout SECONDS.",
+                )
+            if time.monotonic() >= next_question:
+                if ports.listens(self.process.pid, self.command.port) and self._answers():
+                    break
+                next_question = time.monotonic() + 0.5
+            time.sleep(POLL_S)
+        if self.startup.phase is not Phase.READY:
+            self.startup.enter(Phase.READY)
+
+    def death(self) -> str:
+        """Return why the engine ended, in one line, for a code that is not zero."""
+        code = self.process.poll() or 0
+        if found := cause(self.process.log, offset=self._offset):
+            return found
+        if code == -signal.SIGKILL:
+            return "it was killed (SIGKILL), most often because the machine ran out of memory"
+        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+    def _raise_if_over(self) -> None:
+        interrupts = self.relay.received
+        if interrupts and self.process.wait(INTERRUPT_GRACE_S) is None:
+            self.process.kill()
+            self.process.wait()
+        code = self.process.poll()
+        if interrupts:
+            raise InterruptedStartError(interrupts[0])
+        if code is not None:
+            raise EngineStartError(
+                f"the engine died while {self.startup.phase.value} (exit code {shell_code(code)}): {self.death()}",
+                hint=f"Full log: {self.process.log}",
+            )
+
+    def _answers(self) -> bool:
+        try:
+            response = httpx.get(f"{self.command.url}/health", timeout=HEALTH_TIMEOUT_S, verify=False, trust_env=False)
+        except httpx.HTTPError:
+            return False
+        return response.status_code == httpx.codes.OK
+
+
+def start(command: Command, argv: list[str], environ: Mapping[str, str], log: Path, relay: SignalRelay) -> Server:
+    """Start the engine; its log begins with the command.
+
+    :param relay: entered by the caller; passes signals on from now on.
+    :raises EngineStartError: the command cannot be started.
+    :raises OutputError: the log cannot be written.
+    """
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("a", encoding="utf-8") as file:
+            file.write(f"# {command.pasteable(show_secrets=False)}\n")
+            file.flush()
+            offset = file.tell()
+    except OSError as error:
+        raise OutputError(
+            f"cannot write the log {log}: {error.strerror}", hint="Choose another place with --log FILE."
+        ) from error
+    startup = Startup()
+    # Python holds back what it prints to a file; the phases are read from there, so it must not.
+    process = EngineProcess(argv, {**environ, "PYTHONUNBUFFERED": "1"}, log)
+    relay.connect(process)
+    return Server(command, process, relay, startup, offset)
+
+
+def default_log(recipe_id: str, port: int) -> Path:
+    """Return a new log file below the user's state directory."""
+    stamp = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
+    return platformdirs.user_state_path("sglang-bw") / "logs" / f"{stamp}-{recipe_id}-{port}.log"

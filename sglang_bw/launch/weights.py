@@ -1,0 +1,192 @@
+"""A local model directory: whether everything is there that the engine will open, and whole.
+
+Reads configuration, index and the headers of safetensors files (8 bytes of length, then JSON; no tensor is read).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sglang_bw.errors import ModelFilesError
+from sglang_bw.launch.command import Command
+from sglang_bw.recipes import flags
+
+# Any one of a row is a tokenizer.
+_TOKENIZERS: tuple[tuple[str, ...], ...] = (
+    ("tokenizer.json",),
+    ("tokenizer.model",),
+    ("tiktoken.model",),
+    ("tekken.json",),
+    ("vocab.json", "merges.txt"),
+)
+_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+_OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf")
+_SHARD_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.(?P<suffix>safetensors|bin)")
+_LFS_POINTER = b"version https://git-lfs"
+_MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
+_MOST_SHOWN = 8
+
+
+def check_command(command: Command) -> None:
+    """Check the local models of a launch; what comes from the hub is left to the engine.
+
+    :raises ModelFilesError: see :func:`check`.
+    """
+    target = _local(command.target)
+    made_up = flags.value(command.flags, "load-format") == "dummy"
+    draft_format = flags.value(command.flags, "speculative-draft-load-format")
+    if target:
+        elsewhere = flags.value(command.flags, "tokenizer-path")
+        tokenizer = None if flags.has(command.flags, "skip-tokenizer-init") else Path(elsewhere or target)
+        check(target, "target", tokenizer=tokenizer, weights=not made_up)
+    if command.draft and (draft := _local(command.draft)):
+        check(draft, "draft", tokenizer=None, weights=draft_format != "dummy" and (bool(draft_format) or not made_up))
+
+
+def _local(name: str) -> Path | None:
+    """Return a path for what is one: it exists, or could not be a hub id."""
+    path = Path(name).expanduser()
+    return path if path.exists() or name.startswith(("/", ".", "~")) else None
+
+
+def check(directory: Path, role: str, *, tokenizer: Path | None, weights: bool = True) -> None:
+    """Check a model directory before the load.
+
+    :param role: ``target`` or ``draft``, for the message.
+    :param tokenizer: where its tokenizer lies, ``None`` when none is needed.
+    :param weights: false when the engine makes them up (``--load-format dummy``).
+    :raises ModelFilesError: something is missing or cut short; names every finding.
+    """
+    if not directory.is_dir():
+        what = "is a file, not a directory" if directory.exists() else "does not exist"
+        raise ModelFilesError(f"the {role} {directory} {what}", hint="Check the path, or use a model id: owner/name.")
+    findings = list(_config_findings(directory))
+    if tokenizer is not None and tokenizer.is_dir():
+        findings += _tokenizer_findings(tokenizer)
+    if weights:
+        findings += _weight_findings(directory)
+    if findings:
+        shown = findings[:_MOST_SHOWN]
+        if len(findings) > len(shown):
+            shown.append(f"and {len(findings) - len(shown)} more")
+        raise ModelFilesError(
+            "\n".join([f"the {role} in {directory} is not complete:", *(f"  {line}" for line in shown)]),
+            hint="An interrupted download is the usual cause: fetch the files again.",
+        )
+
+
+def _config_findings(directory: Path) -> Iterator[str]:
+    if (directory / "params.json").is_file() and not (directory / "config.json").exists():
+        return  # Mistral's own format
+    _, problem = _read_json(directory / "config.json")
+    if problem:
+        yield problem
+
+
+def _tokenizer_findings(directory: Path) -> Iterator[str]:
+    sets = [[directory / name for name in names] for names in _TOKENIZERS]
+    sets += [[path] for path in directory.glob("*.tiktoken")]
+    present = [files for files in sets if all(path.is_file() for path in files)]
+    if not present:
+        yield f"no tokenizer: none of {', '.join(' + '.join(names) for names in _TOKENIZERS)}"
+    for path in (path for files in present for path in files):
+        if problem := _read_json(path)[1] if path.suffix == ".json" else _pointer(path):
+            yield problem
+
+
+def _weight_findings(directory: Path) -> Iterator[str]:
+    if index := next((directory / name for name in _INDEXES if (directory / name).exists()), None):
+        yield from _index_findings(index)
+        return
+    tensors = sorted(directory.glob("*.safetensors"))
+    others = [path for pattern in _OTHER_WEIGHTS for path in sorted(directory.glob(pattern))]
+    if not tensors and not others:
+        yield "no weights: neither *.safetensors nor an index of them"
+    yield from _gaps([path.name for path in tensors or others])
+    for path in tensors:
+        if problem := read_header(path)[1]:
+            yield problem
+    for path in others if not tensors else ():
+        if problem := _pointer(path):
+            yield problem
+
+
+def _index_findings(index: Path) -> Iterator[str]:
+    data, problem = _read_json(index)
+    weight_map = data.get("weight_map") if isinstance(data, dict) else None
+    if problem or not isinstance(weight_map, dict):
+        yield problem or f"{index.name} has no weight_map"
+        return
+    shards: dict[str, list[str]] = {}
+    for tensor, shard in weight_map.items():
+        shards.setdefault(str(shard), []).append(tensor)
+    for shard, names in sorted(shards.items()):
+        path = index.parent / shard
+        if not path.is_file():
+            yield f"{shard} is missing ({len(names)} of {len(weight_map)} tensors)"
+        elif path.suffix == ".safetensors":
+            header, problem = read_header(path)
+            absent = [name for name in names if name not in header]
+            if problem:
+                yield problem
+            elif absent:
+                yield f"{shard} lacks {len(absent)} tensors that {index.name} promises, such as {absent[0]}"
+        elif problem := _pointer(path):
+            yield problem
+
+
+def _gaps(names: list[str]) -> Iterator[str]:
+    """Yield the shards that a numbered series without an index lacks."""
+    for stem, count, suffix in {m.group("stem", "count", "suffix") for m in map(_SHARD_NAME.fullmatch, names) if m}:
+        expected = [f"{stem}-{number:05}-of-{count}.{suffix}" for number in range(1, int(count) + 1)]
+        yield from (f"{name} is missing" for name in expected if name not in names)
+
+
+def read_header(path: Path) -> tuple[dict[str, Any], str]:
+    """Read the header of a safetensors file and compare it with the file's length.
+
+    :return: tensor name -> dtype, shape and byte range; and what is wrong with the file, or an empty string.
+    """
+    if problem := _pointer(path):
+        return {}, problem
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+        if not 2 <= length <= _MAX_HEADER_BYTES:
+            return {}, f"{path.name} is no safetensors file, or it is cut off ({size:,} bytes)"
+        try:
+            header: dict[str, Any] = json.loads(file.read(length))
+            end = 8 + length + max((t["data_offsets"][1] for n, t in header.items() if n != "__metadata__"), default=0)
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError):
+            return {}, f"{path.name} has a broken header, or it is cut off ({size:,} bytes)"
+    if size != end:
+        state = "is cut off" if size < end else "is too long"
+        return header, f"{path.name} {state}: {size:,} bytes, its header says {end:,}"
+    return header, ""
+
+
+def _read_json(path: Path) -> tuple[Any, str]:
+    if not path.is_file():
+        return None, f"{path.name} is missing"
+    if problem := _pointer(path):
+        return None, problem
+    try:
+        return json.loads(path.read_bytes()), ""
+    except ValueError as error:
+        return None, f"{path.name} is not valid JSON: {error}"
+
+
+def _pointer(path: Path) -> str:
+    """Say so when a file cannot be read, or is what Git LFS leaves in place of one that it has not fetched."""
+    try:
+        with path.open("rb") as file:
+            is_pointer = file.read(len(_LFS_POINTER)) == _LFS_POINTER
+    except OSError as error:
+        return f"{path.name} cannot be read: {error.strerror}"
+    return f"{path.name} is a Git LFS pointer, not the file: run `git lfs pull` there" if is_pointer else ""

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.launch.serving import Serve, write_model, write_tree
+
+
+@pytest.fixture(scope="session")
+def fake_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tree(tmp_path_factory.mktemp("engine") / "tree")
+
+
+@pytest.fixture(scope="session")
+def fake_stock(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tree(tmp_path_factory.mktemp("engine") / "stock", patched=False)
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("models") / "model")
+
+
+@pytest.fixture
+def serve(fake_tree: Path, model: Path, tmp_path: Path) -> Iterator[Serve]:
+    server = Serve(fake_tree, model, tmp_path)
+    yield server
+    server.clean_up()

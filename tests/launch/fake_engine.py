@@ -1,0 +1,114 @@
+"""Stands in for ``sglang.launch_server``: the same processes, log lines and endpoints, in half a second.
+
+It becomes ``sglang/launch_server.py`` of a tree that the tests build. FAKE_MODE says how it misbehaves; every
+process appends its pid to the file FAKE_PIDS names.
+"""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+MODE = os.environ.get("FAKE_MODE", "")
+SLEEPER = "import time; time.sleep(600)"
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+# A grandchild in a session of its own, whose parent is gone at once: the hardest orphan to find.
+DAEMON = (
+    "import os, sys, time\nif os.fork(): sys.exit(0)\nos.setsid()\n"
+    "open(os.environ['FAKE_PIDS'], 'a').write(f'{os.getpid()}\\n')\ntime.sleep(600)"
+)
+ready = threading.Event()
+requests = []
+
+
+def say(text):
+    print(f"[2026-11-29 16:57:44] {text}", file=sys.stderr, flush=True)
+
+
+def note(pid):
+    with pathlib.Path(os.environ["FAKE_PIDS"]).open("a") as file:
+        file.write(f"{pid}\n")
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.answer({}, 200 if ready.is_set() else 503)
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        requests.append((self.path, body))
+        if MODE == "no-chat" and self.path.startswith("/v1"):
+            return self.answer({"error": "no chat template"}, 400)
+        if MODE == "key" and self.headers["Authorization"] != "Bearer secret":
+            return self.answer({}, 401)
+        if MODE == "crash-when-asked":
+            traceback("RuntimeError: CUDA error: an illegal memory access was encountered")
+            os._exit(7)
+        ids = [65] * 64 if MODE == "loop" else [65 + n % 26 for n in range(64)]
+        logprobs = [[None if MODE == "nan" else -0.5, token, None] for token in ids]
+        meta = {"completion_tokens": 64, "output_token_logprobs": logprobs}
+        if "--speculative-algorithm" in sys.argv:
+            meta |= {"spec_verify_ct": 20, "spec_num_correct_drafts": 0 if MODE == "useless" else 44}
+        if self.path == "/generate":
+            return self.answer({"text": "text", "meta_info": meta})
+        return self.answer({"choices": [{"message": {"content": "text"}, "meta_info": meta}]})
+
+    def answer(self, value, code=200):
+        data = json.dumps(value).encode()
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *args):
+        pass
+
+
+def traceback(last):
+    say(
+        "Scheduler hit an exception: Traceback (most recent call last):\n"
+        '  File "scheduler.py", line 568, in run_scheduler_process\n    scheduler = Scheduler(server_args)\n'
+        f"{last}\n"
+    )
+
+
+def value(flag):
+    return sys.argv[sys.argv.index(flag) + 1]
+
+
+def main():
+    note(os.getpid())
+    if MODE == "stubborn":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    else:
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(0 if ready.is_set() else 143))
+    code = STUBBORN if MODE == "stubborn" else SLEEPER
+    children = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
+    for child in children:
+        note(child.pid)
+    subprocess.run([sys.executable, "-c", DAEMON], check=True)
+    say("Load weight begin. avail mem=18.86 GB")
+    if MODE == "fails":
+        traceback("ValueError: the draft does not fit the target")
+        say("Received sigquit from a child process. It usually means the child failed.")
+        os.kill(os.getpid(), signal.SIGKILL)
+    if MODE == "hangs" or MODE == "stubborn":
+        time.sleep(600)
+    say("Capture target verify CUDA graph begin. backend=full, num_tokens_per_bs=4")
+    port = int(value("--port"))
+    server = ThreadingHTTPServer((value("--host"), port), Handler)
+    say(f"INFO:     Uvicorn running on http://127.0.0.1:{port} (Press CTRL+C to quit)")
+    threading.Timer(0.3, lambda: (ready.set(), say("The server is fired up and ready to roll!"))).start()
+    try:
+        server.serve_forever()
+    except KeyboardInterrupt:
+        os._exit(3)
+
+
+if __name__ == "__main__":
+    main()

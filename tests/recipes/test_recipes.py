@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from sglang_bw.cli.launch import recipes as command
+from sglang_bw.errors import RecipeError, UnknownRecipeError
+from sglang_bw.recipes import lookup
+from sglang_bw.recipes.schema import Recipe
+
+GOOD = """\
+id: mine
+engine: {sglang: ">=0.5.23,<0.5.24"}
+target: {id: owner/target, revision: abc}
+draft: ./draft
+spec: {steps: 3, topk: 4, draft_tokens: 8, args: {speculative-attention-mode: decode}}
+args: {max-total-tokens: 4096, disable-radix-cache: true}
+env: {NCCL_DEBUG: WARN, SGLANG_X: 1}
+devices:
+  cuda: {args: {attention-backend: triton, disable-radix-cache: null}, env: {SGLANG_X: 2}}
+"""
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_every_bundled_recipe_is_valid_and_named_as_its_file() -> None:
+    assert "tiny" in lookup.catalogue()
+    for name in lookup.catalogue():
+        recipe = lookup.find(name)
+        assert recipe.id == name
+        assert recipe.engine.sglang
+        assert recipe.title
+
+
+def test_tiny_sets_its_token_pool() -> None:
+    tiny = lookup.find("tiny")
+    assert 0 < tiny.args["max-total-tokens"] <= 32768  # type: ignore[operator]
+    assert tiny.spec is not None
+    assert (tiny.spec.algorithm, tiny.spec.steps, tiny.spec.topk, tiny.spec.draft_tokens) == ("EAGLE3", 3, 1, 4)
+
+
+def test_a_recipe_file(tmp_path: Path) -> None:
+    recipe = lookup.read(write(tmp_path, GOOD))
+    assert recipe.target.id == "owner/target"
+    assert recipe.draft is not None
+    assert recipe.draft.path == tmp_path / "draft"  # beside the file, not in the working directory
+    assert recipe.for_device("cpu") == (
+        {"max-total-tokens": 4096, "disable-radix-cache": True},
+        {"NCCL_DEBUG": "WARN", "SGLANG_X": "1"},
+    )
+    assert recipe.for_device("cuda") == (
+        {"max-total-tokens": 4096, "disable-radix-cache": None, "attention-backend": "triton"},
+        {"NCCL_DEBUG": "WARN", "SGLANG_X": "2"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("version", "accepted"),
+    [
+        ("0.5.23", True),
+        ("0.5.23+bw.1", True),
+        ("0.5.23+bw.1.d0a1b2c3", True),
+        ("0.5.22+bw.4", False),
+        ("0.5.24", False),
+    ],
+)
+def test_engine_range(version: str, accepted: bool) -> None:
+    assert lookup.find("tiny").engine.accepts(version) is accepted
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "finding"),
+    [
+        pytest.param("args:", "arg:", "mine.yaml:6: unknown key 'arg'; did you mean 'args'?", id="unknown key"),
+        pytest.param(
+            "steps: 3, topk",
+            "steps: 3, topks",
+            "mine.yaml:5: unknown key 'spec.topks'; did you mean 'spec.topk'?",
+            id="nested",
+        ),
+        pytest.param(
+            "  cuda:", "  cudda:", "mine.yaml:9: unknown key 'devices.cudda'; did you mean 'devices.cuda'?", id="device"
+        ),
+        pytest.param(
+            "engine:", "xyzzy:", "mine.yaml:2: unknown key 'xyzzy'; known here: id, title, engine,", id="far from any"
+        ),
+        pytest.param("id: mine\n", "", "mine.yaml: the key 'id' is missing", id="missing key"),
+        pytest.param(
+            "id: owner/target, rev",
+            "rev",
+            "target: needs exactly one of id, path and bundled, has none",
+            id="no weights",
+        ),
+        pytest.param("id: owner/target,", "id: o/t, path: ./x,", "has id and path", id="two kinds of weights"),
+        pytest.param("draft: ./draft\n", "", "mine.yaml: spec needs a draft", id="spec without draft"),
+        pytest.param(
+            "topk: 4, draft_tokens: 8", "topk: 1, draft_tokens: 8", "a chain (topk 1) of 3 steps verifies 4", id="chain"
+        ),
+        pytest.param(
+            "draft_tokens: 8",
+            "draft_tokens: 99",
+            "3 steps with topk 4 draft at most 37 draft_tokens",
+            id="tree too big",
+        ),
+        pytest.param(
+            "draft_tokens: 8",
+            "draft_tokens: many",
+            "spec.draft_tokens: input should be a valid integer",
+            id="no number",
+        ),
+        pytest.param(">=0.5.23,<0.5.24", "newest", "'newest' is not a version range", id="version range"),
+        pytest.param("max-total-tokens", "port", "args: 'port' is set by `serve --port`", id="owned flag"),
+        pytest.param("max-total-tokens", "model", "args: 'model' is set by target", id="alias of an owned flag"),
+        pytest.param("max-total-tokens", "--max-total-tokens", "write it without leading dashes", id="dashes"),
+        pytest.param(
+            "{max-total", "{speculative-attention-mode: a, max-total", "belongs into spec.args", id="spec flag in args"
+        ),
+        pytest.param(
+            "NCCL_DEBUG:", "NCCL-DEBUG:", "'NCCL-DEBUG' is not the name of an environment variable", id="env name"
+        ),
+        pytest.param(
+            "id: mine\n",
+            "id: mine\nid: yours\n",
+            "mine.yaml:2: the key 'id' is there twice (first on line 1)",
+            id="twice",
+        ),
+        pytest.param("id: mine", "id: [mine", "mine.yaml:2: not valid YAML", id="not YAML"),
+        pytest.param(GOOD, "- a\n", "a recipe is a mapping", id="a list"),
+        pytest.param(GOOD, "", "a recipe is a mapping", id="empty"),
+    ],
+)
+def test_findings(tmp_path: Path, old: str, new: str, finding: str) -> None:
+    assert old in GOOD
+    with pytest.raises(RecipeError) as error:
+        lookup.read(write(tmp_path, GOOD.replace(old, new)))
+    assert finding in str(error.value)
+    assert error.value.exit_code == 31
+
+
+def test_all_findings_are_reported_in_the_order_of_the_file(tmp_path: Path) -> None:
+    text = (
+        GOOD.replace("max-total-tokens: 4096", "port: 1, host: x")
+        .replace("steps: 3", "steps: 0")
+        .replace("\nenv:", "\nenvs:")
+    )
+    with pytest.raises(RecipeError) as error:
+        lookup.read(write(tmp_path, text))
+    assert "has 4 findings" in error.value.message
+    lines = [line.split(":")[1] for line in error.value.message.splitlines()[1:]]
+    assert lines == sorted(lines) == ["5", "6", "6", "7"]
+
+
+@pytest.mark.parametrize("name", ["tny", "Tiny", "tiny-pair", "tin"])
+def test_unknown_recipe_names_the_nearest(name: str) -> None:
+    with pytest.raises(UnknownRecipeError, match=r"did you mean tiny\?") as error:
+        lookup.find(name)
+    assert error.value.exit_code == 30
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(UnknownRecipeError, match="cannot read the recipe"):
+        lookup.find(str(tmp_path / "absent.yaml"))
+
+
+def test_schema_has_no_free_keys() -> None:
+    """Free keys would let a misspelt one pass; only flags, variables and devices are maps."""
+    schema = Recipe.model_json_schema()
+    assert all(part.get("additionalProperties") is False for part in [schema, *schema["$defs"].values()])
+
+
+def test_commands(tmp_path: Path) -> None:
+    run = CliRunner().invoke
+    listed = run(command, ["list"])
+    assert "tiny" in listed.output
+    assert ">=0.5.23" in listed.output
+    shown = run(command, ["show", "tiny"])
+    assert shown.output == lookup.catalogue()["tiny"].read_text()
+    good, bad = write(tmp_path, GOOD), tmp_path / "bad.yaml"
+    bad.write_text("id: X\n")
+    assert "ok (mine)" in run(command, ["check", str(good)]).output
+    failed = run(command, ["check", str(bad), str(good), str(bad)])
+    assert isinstance(failed.exception, RecipeError)
+    assert failed.exception.message.count("the key 'target' is missing") == 2
