@@ -180,7 +180,8 @@ class Serve:
         until(lambda: len(self.pids) == 4, what="the engine's four processes")
 
     def until_ready(self) -> None:
-        self.until_out("warm-up")
+        """Wait for the end of the warm-up; `ready` alone is an earlier line."""
+        self.until_out("tokens_per_second" if "--json" in self.process.args else "tok/s")
 
     def send(self, number: int) -> None:
         self.process.send_signal(number)

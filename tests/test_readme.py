@@ -1,0 +1,37 @@
+"""What the pages say of the project is what the project is."""
+
+from __future__ import annotations
+
+import re
+
+from scripts.readme import written
+from sglang_bw import errors
+from sglang_bw.cli import cli
+from tests.conftest import CHECKOUT
+
+README = (CHECKOUT / "README.md").read_text(encoding="utf-8")
+
+
+def test_readme_has_the_version_and_the_patches_of_the_newest_series() -> None:
+    assert written(README) == README, "run `python scripts/readme.py`"
+
+
+def test_install_lines_ask_for_the_full_version() -> None:
+    """`==0.5.23` is satisfied by an installed stock: pip and uv would do nothing."""
+    lines = [line for line in README.splitlines() if re.search(r"pip install .*sglang==", line)]
+    assert len(lines) == 2
+    assert all("+bw." in line for line in lines)
+
+
+def test_every_exit_code_is_documented() -> None:
+    page = (CHECKOUT / "docs" / "exit-codes.md").read_text(encoding="utf-8")
+    documented = {int(code) for code in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)}
+    classes = [
+        value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, errors.BwError)
+    ]
+    assert {cls.exit_code for cls in classes} - documented == set()
+
+
+def test_commands_of_the_readme_exist() -> None:
+    commands = set(cli.list_commands(None))  # type: ignore[arg-type]
+    assert set(re.findall(r"sglang-bw ([a-z]+)", README)) - {"developers", "patch", "the"} <= commands
