@@ -38,7 +38,6 @@ class Fabric:
 @pytest.fixture
 def fabric(monkeypatch: pytest.MonkeyPatch) -> Fabric:
     import torch
-
     from sglang.srt.distributed.device_communicators import torch_symm_mem as module
 
     found = Fabric()
@@ -152,7 +151,6 @@ def test_model_code_that_needs_multicast_does_not_take_the_buffer(
     fabric: Fabric, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch
-
     from sglang.srt.models.inkling_common.kernels import comm as inkling
 
     monkeypatch.setenv(SWITCH, "1")
