@@ -10,17 +10,30 @@ import click
 
 from sglang_bw.errors import BwError
 
-# Command -> "module:attribute". Loaded on use only, so that `--version` stays under 0.2 s.
-COMMANDS: dict[str, dict[str, str]] = {
+# Section -> command -> ("module:attribute", short help). A command is imported on use only, so that `--version` and
+# `--help` stay quick.
+COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     "Fork": {
-        "build": "sglang_bw.cli.fork:build",
-        "patches": "sglang_bw.cli.fork:patches",
-        "install": "sglang_bw.cli.engine:install",
-        "verify": "sglang_bw.cli.engine:verify",
+        "build": (
+            "sglang_bw.cli.fork:build",
+            "Build the patched SGLang wheel into dist/, and a simple index beside it.",
+        ),
+        "patches": ("sglang_bw.cli.fork:patches", "List, show, check and record the patches of a series."),
+        "install": (
+            "sglang_bw.cli.engine:install",
+            "Install the patched engine and its locked dependencies, or go back to stock.",
+        ),
+        "verify": (
+            "sglang_bw.cli.engine:verify",
+            "Say which engine is installed, and whether its files are the recorded ones.",
+        ),
     },
     "Launch": {
-        "serve": "sglang_bw.cli.launch:serve",
-        "recipes": "sglang_bw.cli.launch:recipes",
+        "serve": (
+            "sglang_bw.cli.launch:serve",
+            "Start the patched engine with EAGLE-3 and show its URL when it answers.",
+        ),
+        "recipes": ("sglang_bw.cli.launch:recipes", "List, show and check recipes."),
     },
 }
 
@@ -35,8 +48,8 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return the command, or ``None``."""
         for section in COMMANDS.values():
-            if target := section.get(cmd_name):
-                module, _, attribute = target.partition(":")
+            if entry := section.get(cmd_name):
+                module, _, attribute = entry[0].partition(":")
                 command: click.Command = getattr(importlib.import_module(module), attribute)
                 return command
         return None
@@ -44,9 +57,7 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands in their sections."""
         for title, section in COMMANDS.items():
-            rows = [
-                (name, command.get_short_help_str(90)) for name in section if (command := self.get_command(ctx, name))
-            ]
+            rows = [(name, short) for name, (_, short) in section.items()]
             with formatter.section(title):
                 formatter.write_dl(rows)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from sglang_bw import __version__, errors
+from sglang_bw.cli import COMMANDS
 from tests.fakeupstream import FILES, VERSION, FakeUpstream, wheel_bytes
 
 
@@ -175,3 +176,11 @@ def test_help_has_the_commands_in_sections() -> None:
     for word in ("Fork:", "Launch:", "build", "patches", "install", "verify", "serve"):
         assert word in said
     assert VERSION not in said
+
+
+def test_every_command_of_the_help_can_be_imported() -> None:
+    for section in COMMANDS.values():
+        for name in section:
+            done = bw(name, "--help")
+            assert done.returncode == 0, done.stderr
+            assert done.stdout.startswith("Usage: sglang-bw " + name)
