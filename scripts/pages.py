@@ -1,26 +1,71 @@
-"""Write into the README what is taken from the newest series: the full version and the table of the patches."""
+"""Write what the pages take from the newest series: README's version and table, and docs/patches.md.
+
+`python scripts/pages.py` brings them up to date; a test keeps them so.
+"""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from sglang_bw.fork.mail import markdown_table, read_patch
+from sglang_bw.fork import strict
+from sglang_bw.fork.mail import Patch, description, markdown_table, read_patch
 from sglang_bw.fork.series import Series, newest_base, patches_root
 
-README = Path(__file__).resolve().parent.parent / "README.md"
+CHECKOUT = Path(__file__).resolve().parent.parent
+README = CHECKOUT / "README.md"
+PATCHES = CHECKOUT / "docs" / "patches.md"
 _VERSION = re.compile(r'(?<="sglang==)[0-9a-z.+]+(?=")')
-_TABLE = re.compile(r"(<!-- sglang-bw patches list --markdown -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def written(text: str) -> str:
+def readme(text: str) -> str:
     """Return README text with version and table brought up to date."""
+    series, patches = _newest()
+    text = _VERSION.sub(series.pins.full_version, text)
+    return _between(text, "sglang-bw patches list --markdown", markdown_table(patches))
+
+
+def patch_page(text: str) -> str:
+    """Return docs/patches.md with one section a patch; what stands outside of the marks is written by hand."""
+    _, patches = _newest()
+    return _between(text, "generated from the patch headers by scripts/pages.py", "\n".join(map(_section, patches)))
+
+
+def _newest() -> tuple[Series, list[Patch]]:
     root = patches_root()
     series = Series.load(root, newest_base(root))
-    table = markdown_table([read_patch(path) for path in series.files])
-    text = _VERSION.sub(series.pins.full_version, text)
-    return _TABLE.sub(lambda match: f"{match[1]}{table}\n{match[2]}", text)
+    return series, [read_patch(path) for path in series.files]
+
+
+def _section(patch: Patch) -> str:
+    bugs = "; ".join(f"<{bug}>" if bug.startswith("http") else bug for bug in patch.all("Bug"))
+    files = ", ".join(f"`{path.removeprefix('python/sglang/')}`" for path in strict.touched(patch.name, patch.diff))
+    rows = [
+        f"## {patch.name[:4]} {patch.subject}",
+        "",
+        f"**{patch.trailer('Why')}**",
+        "",
+        description(patch),
+        "",
+        "| | |",
+        "|---|---|",
+        f"| reported | {bugs} |",
+        f"| verified on | {patch.trailer('Verified-On')} |",
+        f"| upstream | {patch.trailer('Upstream-Status')} |",
+        f"| goes when | {patch.trailer('Removal')} |",
+        f"| applies to | {patch.trailer('Applies-To')} |",
+        f"| test | `{', '.join(patch.all('Test'))}` |",
+        f"| changes | {files} |",
+        "",
+    ]
+    return "\n".join(rows)
+
+
+def _between(text: str, mark: str, content: str) -> str:
+    pattern = re.compile(rf"(<!-- {re.escape(mark)} -->\n).*?(<!-- end -->)", re.DOTALL)
+    return pattern.sub(lambda match: f"{match[1]}{content}\n{match[2]}", text)
 
 
 if __name__ == "__main__":
-    README.write_text(written(README.read_text(encoding="utf-8")), encoding="utf-8")
+    README.write_text(readme(README.read_text(encoding="utf-8")), encoding="utf-8")
+    PATCHES.write_text(patch_page(PATCHES.read_text(encoding="utf-8")), encoding="utf-8")

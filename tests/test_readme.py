@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from scripts.readme import written
+from scripts.pages import PATCHES, patch_page, readme
 from sglang_bw import errors
 from sglang_bw.cli import cli
 from tests.conftest import CHECKOUT
@@ -13,7 +13,12 @@ README = (CHECKOUT / "README.md").read_text(encoding="utf-8")
 
 
 def test_readme_has_the_version_and_the_patches_of_the_newest_series() -> None:
-    assert written(README) == README, "run `python scripts/readme.py`"
+    assert readme(README) == README, "run `python scripts/pages.py`"
+
+
+def test_patch_page_is_generated_from_the_headers() -> None:
+    page = PATCHES.read_text(encoding="utf-8")
+    assert patch_page(page) == page, "run `python scripts/pages.py`"
 
 
 def test_install_lines_ask_for_the_full_version() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import zmq
 
 
 class _StandIn(ModuleType):
@@ -118,6 +119,8 @@ def start_scheduler(**arguments: Any) -> Any:
     from sglang.srt.runtime_context import SpawnRanks, publish
     from sglang.srt.server_args import PortArgs, ServerArgs
 
+    # A scheduler that fails to start leaves open sockets, and collecting their context would wait for them for ever.
+    zmq.Context.__del__ = lambda _context: None
     args = ServerArgs(**arguments)
     ports = PortArgs.init_new(args)
     publish(args, role="scheduler", ranks=SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0))

@@ -10,6 +10,7 @@ from tests.patches.series_run import run_series
 
 
 @pytest.mark.engine
+@pytest.mark.timeout(1800)  # some 700 tests on two engines: four and a half minutes on two busy cores
 @pytest.mark.parametrize("base", bases(PATCHES))
 def test_each_patch_is_red_on_stock_and_green_on_patched(base: str) -> None:
     rows, output = run_series(base)

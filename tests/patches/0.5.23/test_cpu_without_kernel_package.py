@@ -49,7 +49,7 @@ IMPORTED_OPS = [
     "sglang.kernels.ops.speculative.reconstruct_tree.reconstruct_indices_from_tree_mask",
 ]
 FULL_MASK, QLEN_ONLY, BITPACKED = 0, 1, 2
-TREES = [(1, 1), (1, 8), (2, 3), (4, 3), (4, 8), (8, 2), (8, 5)]
+TREES = [(1, 1), (1, 8), (2, 3), (2, 8), (4, 3), (4, 8), (8, 2), (8, 8)]
 
 
 @pytest.fixture
