@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Engine processes are started many times: without their bytecode each start costs seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-fast test-all test-patches lint tool engine build clean
+.PHONY: demo test test-fast test-all test-patches lint tool engine build constraints clean
 
 demo: engine
 	$(BIN)/python scripts/demo.py
@@ -34,15 +34,21 @@ build: tool
 
 # The tool in an environment of its own, for developing.
 tool: $(VENV)/.tool
-$(VENV)/.tool: pyproject.toml
+$(VENV)/.tool: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --editable . --group dev
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable . --group dev
 	touch $@
 
 # The patched engine with its locked dependencies; does nothing when they are there already.
 engine: tool
 	$(BIN)/sglang-bw install --device $(or $(DEVICE),auto)
+
+# The versions agree with the engine's lock, so that installing the engine replaces nothing of the tool.
+constraints: tool
+	sed -i '2,$$d' constraints.txt
+	$(BIN)/uv pip compile --quiet pyproject.toml --group dev --universal --python-version 3.11 --no-header --no-annotate \
+		--constraint patches/0.5.23/locks/cpu-3.11-x86_64.txt >> constraints.txt
 
 clean:
 	rm -rf $(VENV) .cache dist

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import zipfile
@@ -25,6 +26,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--engine", type=Path, help="Unpacked sglang tree that the patch tests import from.")
     group.addoption("--kind", choices=("stock", "patched"), help="What that tree is.")
     group.addoption("--patch-report", type=Path, help="Write the outcome of each patch test here, as JSON.")
+
+
+def pytest_configure() -> None:
+    # A shell starts background jobs with SIGINT ignored, and children inherit that: tests send it.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @dataclass(frozen=True)

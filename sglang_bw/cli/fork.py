@@ -69,6 +69,7 @@ def build(
     series = _series(root, base)
     python, machine = python or upstream.this_python(), machine or upstream.this_machine()
     source = wheel.name if wheel else upstream.pick_wheel(series.pins, python, machine)
+    upstream.pinned_digest(series.pins, Path(source))
     if dry_run:
         name = built_name(source, series.pins.full_version)
         plan = {"upstream": source, "patches": list(series.order), "wheel": str(folder / name)}
@@ -108,7 +109,7 @@ def build(
     full = f'"sglang=={built.version}"'
     out.print("  sglang-bw install", markup=False)
     out.print(f"  pip install {full} --extra-index-url file://{built.index.resolve()}", markup=False)
-    out.print(f"  uv pip install {full} --index file://{built.index.resolve()}", markup=False)
+    out.print(f"  uv pip install --link-mode copy {full} --index file://{built.index.resolve()}", markup=False)
 
 
 @click.group()
@@ -182,11 +183,11 @@ def lint(base: str | None, root: Path | None, as_json: bool) -> None:
     """Check a series (without --base: every series) and report every finding."""
     from sglang_bw.errors import LintError
     from sglang_bw.fork import lint as checks
-    from sglang_bw.fork.series import Series, bases, patches_root
+    from sglang_bw.fork.series import Series, bases, newest_base, patches_root
 
     found = patches_root(root)
     findings: list[str] = []
-    for version in [base] if base else bases(found):
+    for version in [base] if base else bases(found) or [newest_base(found)]:
         findings += [f"{version}: {text}" for text in checks.lint(Series.load(found, version))]
     if as_json:
         print_json({"findings": findings})

@@ -81,7 +81,10 @@ def apply_series(series: Series, wheel: Wheel, folder: Path, progress: Progress)
         done = repo.am(patch.path)
         if done.code:
             said = (done.stderr or done.text).strip().splitlines()
-            raise PatchApplyError(f"{patch.name}: git am refuses it: {said[0] if said else 'no reason given'}")
+            raise PatchApplyError(
+                f"{patch.name}: git am refuses it: {said[0] if said else 'no reason given'}",
+                hint="`sglang-bw patches lint` may say more; export the patch again from a commit",
+            )
     _agree(repo, base, state, files)
     inside = {path.removeprefix(PREFIX): data for path, data in state.items() if path.startswith(PREFIX)}
     outside = tuple(sorted(path for path in state if not path.startswith(PREFIX)))

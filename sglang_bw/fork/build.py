@@ -144,16 +144,17 @@ def _scratch(out: Path) -> Iterator[Path]:
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".build-", dir=out) as folder:
-            yield Path(folder)
+        folder = tempfile.TemporaryDirectory(prefix=".build-", dir=out)
     except OSError as error:
-        if error.errno == errno.ENOSPC:
-            raise OutputError(
-                f"the disk is full ({error.filename or out})",
-                hint="free about 1 GB, or choose another disk with --out DIR",
-            ) from None
-        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR, errno.EEXIST):
-            raise OutputError(
-                f"cannot write to {out}: {error.strerror}", hint="choose another place with --out DIR"
-            ) from None
-        raise
+        raise OutputError(
+            f"cannot write to {out}: {error.strerror}", hint="choose another place with --out DIR"
+        ) from None
+    try:
+        with folder:
+            yield Path(folder.name)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            raise
+        raise OutputError(
+            f"{error.strerror} ({error.filename or out})", hint="free about 1 GB, or choose another disk with --out DIR"
+        ) from None

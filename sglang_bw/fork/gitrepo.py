@@ -1,4 +1,4 @@
-"""The only caller of git: a scratch repository that nothing of the user's reaches.
+"""Git, in a scratch repository that nothing of the user's reaches.
 
 Facts this module rests on (git 2.39): ``git apply`` inside another repository skips files with exit code 0 unless
 ``GIT_CEILING_DIRECTORIES`` stops the search; ``am`` and ``format-patch`` give the same bytes back with the options
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sglang_bw.errors import GitError
+from sglang_bw.errors import GitError, OutputError
 
 MIN_GIT = (2, 30)
 
@@ -151,7 +151,12 @@ class GitRepo:
         result = GitResult(done.returncode, done.stdout, done.stderr.decode("utf-8", "replace"))
         if check and result.code:
             said = (result.stderr or result.text).strip()
-            raise GitError(f"`git {' '.join(arguments)}` failed with exit code {result.code}: {said}")
+            if "No space left on device" in said:
+                raise OutputError(f"the disk is full ({self.path.parent})", hint="free about 1 GB, or set TMPDIR")
+            raise GitError(
+                f"`git {' '.join(arguments)}` failed with exit code {result.code}: {said}",
+                hint="nobody expects this: please report it with the output of `git --version`",
+            )
         return result
 
     def commit_files(self, files: Mapping[str, bytes], message: str, *, work_on: Iterable[str]) -> None:

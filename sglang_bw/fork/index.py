@@ -25,12 +25,12 @@ _PAGE = """<!DOCTYPE html>
 
 
 def write(folder: Path) -> Path:
-    """Write ``folder/simple`` from the sglang wheels in ``folder`` and return it.
+    """Write ``folder/simple`` from the sglang wheels in ``folder`` and return it; half-copied ones are left out.
 
     Each page is replaced in one step, so that two builds at once leave a whole one.
     """
     simple = folder / "simple"
-    links = [_link(wheel) for wheel in sorted(folder.glob("sglang-*.whl"))]
+    links = [_link(wheel) for wheel in sorted(folder.glob("sglang-*.whl")) if zipfile.is_zipfile(wheel)]
     _replace(simple / "sglang" / "index.html", _PAGE.format(title="Links for sglang", body="\n".join(links)))
     _replace(simple / "index.html", _PAGE.format(title="Simple index", body='<a href="sglang/">sglang</a>'))
     return simple

@@ -11,6 +11,7 @@ import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from packaging.utils import parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
 from sglang_bw import __version__
@@ -161,10 +162,12 @@ def read_pins(path: Path, base: str) -> Pins:
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
         release = data.get("release", {})
+        for name in data["wheels"]:
+            parse_wheel_filename(name)
         pins = Pins(
             version=data["version"],
             wheels=dict(data["wheels"]),
-            tree=data.get("tree", ""),
+            tree=str(data.get("tree", "")),
             patched=dict(data.get("patched", {})),
             removed=tuple(data.get("removed", ())),
             release=Release(release.get("number", 0), release.get("tree", "")),

@@ -46,7 +46,10 @@ def apply_exactly(name: str, diff: bytes, read: Reader) -> dict[str, bytes | Non
                 hint="upstream moved or deleted it: refresh the patch against this release",
             )
         if target and target != source and current(target) is not None:
-            raise PatchApplyError(f"{name}: {target}: the patch creates this file, but it exists already")
+            raise PatchApplyError(
+                f"{name}: {target}: the patch creates this file, but it exists already",
+                hint="upstream or an earlier patch has it: refresh the patch against this release",
+            )
         new = _apply_hunks(name, source or target, old, file)
         if source and source != target:
             changed[source] = None

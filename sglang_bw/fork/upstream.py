@@ -14,7 +14,8 @@ from pathlib import Path
 import platformdirs
 from packaging.utils import parse_wheel_filename
 
-from sglang_bw.errors import BadWheelError, DownloadError, HashMismatchError, UnknownBaseError
+from sglang_bw.errors import BadWheelError, DownloadError, HashMismatchError, OutputError, UnknownBaseError
+from sglang_bw.fork.environment import clean_environ
 from sglang_bw.fork.series import Pins
 
 # What other systems call the machines that wheels exist for.
@@ -62,6 +63,7 @@ def fetch(pins: Pins, name: str) -> Path:
 
     :raises DownloadError: not cached and not to be had.
     :raises HashMismatchError: the index gave another file.
+    :raises OutputError: the cache cannot be written to, or the disk is full.
     """
     digest = pins.wheels[name]
     kept = cache_folder() / digest / name
@@ -73,7 +75,7 @@ def fetch(pins: Pins, name: str) -> Path:
             found = _pip_download(pins, name, digest, Path(scratch))
             os.replace(found, kept)  # noqa: PTH105
     except OSError as error:
-        raise DownloadError(
+        raise OutputError(
             f"cannot keep {name} in the cache at {kept.parent}: {error.strerror}",
             hint="free some disk, set XDG_CACHE_HOME, or pass the file with --wheel FILE",
         ) from None
@@ -95,10 +97,11 @@ def _target(name: str) -> list[str]:
 def _pip_download(pins: Pins, name: str, digest: str, folder: Path) -> Path:
     requirements = folder / "requirements.txt"
     requirements.write_text(f"sglang=={pins.version} --hash=sha256:{digest}\n", encoding="utf-8")
-    command = [sys.executable, "-m", "pip"]
+    # -P: a folder named pip in the working directory is not the pip that is meant.
+    command = [sys.executable, "-P", "-m", "pip"]
     command += ["download", "--quiet", "--no-deps", "--require-hashes", "--only-binary", ":all:", *_target(name)]
     command += ["--dest", str(folder), "--requirement", str(requirements)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=clean_environ(), capture_output=True, text=True, check=False)
     files = list(folder.glob("*.whl"))
     if done.returncode == 0 and len(files) == 1:
         return files[0]
@@ -109,6 +112,10 @@ def _pip_download(pins: Pins, name: str, digest: str, folder: Path) -> Path:
         raise HashMismatchError(
             f"{name}: the index has a file with sha256 {got}, pinned is {digest}",
             hint="a mirror may be broken or tampered with: check the index in your pip settings",
+        )
+    if "No space left on device" in done.stderr:
+        raise OutputError(
+            f"the disk is full: {last}", hint=f"free some space, for {folder.parent} or for pip's own cache"
         )
     raise DownloadError(
         f"cannot download {name}: {last}",

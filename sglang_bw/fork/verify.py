@@ -53,7 +53,7 @@ class Problem(NamedTuple):
 class Installation:
     """The engine of one environment.
 
-    ``location`` is the folder that holds ``sglang/``; ``shadowed_by`` is another ``sglang`` that Python would
+    ``location`` is the folder that holds ``sglang/``, or the tree that was asked about and holds none; ``shadowed_by`` is another ``sglang`` that Python would
     import instead; ``added`` are files below ``sglang/`` that no record knows (allowed: tuned kernel
     configurations go there); ``owners`` are other distributions that hold files below ``sglang/``; ``digest`` is
     the content digest of the RECORD, which says what was installed, not what the disk holds now.
@@ -81,6 +81,11 @@ class Installation:
     def error(self) -> BwError | None:
         """Return what keeps this from being the intact patched engine, with the line that cures it."""
         cure = self.cure
+        if self.state is State.ABSENT and self.location:
+            return NotInstalledError(
+                f"{self.location} holds no unpacked engine: {PACKAGE}/ with its .dist-info",
+                hint=f"check the path; `python -m zipfile -e WHEEL {self.location}` unpacks a built wheel there",
+            )
         if self.state is State.ABSENT and self.shadowed_by is None:
             return NotInstalledError(f"no {PACKAGE} is installed for {self.python}", hint=f"`{cure}` installs it")
         if self.state is State.ABSENT:
@@ -134,31 +139,33 @@ class Installation:
         }
 
 
-def inspect(python: Path | None = None, *, tree: Path | None = None) -> Installation:
+def inspect(python: Path | None = None, *, tree: Path | None = None, safe_path: bool = False) -> Installation:
     """Compare the engine of an environment with its records.
 
     :param python: the environment's interpreter, this one by default.
     :param tree: look at this unpacked wheel instead: a folder with ``sglang/`` and its ``.dist-info``.
+    :param safe_path: the engine is run with ``python -P``: the working directory does not count.
     :raises RefusedError: there is no such interpreter.
     """
     if tree is not None:
-        return replace(_inspect_path((str(tree.resolve()),), ()), python=str(python or ""))
+        tree = tree.resolve()
+        return replace(_inspect_path((str(tree),), ()), python=str(python or ""), location=tree)
     environment = Environment.probe(python)
-    return inspect_environment(environment)
+    return inspect_environment(environment, safe_path=safe_path)
 
 
-def inspect_environment(environment: Environment) -> Installation:
+def inspect_environment(environment: Environment, *, safe_path: bool = False) -> Installation:
     """Compare the engine of a probed environment with its records; see :func:`inspect`."""
-    found = _inspect_path(environment.sys_path, _in_front())
+    found = _inspect_path(environment.sys_path, _in_front(safe_path=safe_path))
     return replace(found, python=str(environment.executable))
 
 
-def _in_front() -> tuple[str, ...]:
+def _in_front(*, safe_path: bool) -> tuple[str, ...]:
     """Return what Python searches before an environment's own path: the working directory, then PYTHONPATH.
 
     The working directory counts because ``python -m`` puts it first; the safe-path setting turns that off.
     """
-    entries = [] if os.environ.get("PYTHONSAFEPATH") else [str(Path.cwd())]
+    entries = [] if safe_path or os.environ.get("PYTHONSAFEPATH") else [str(Path.cwd())]
     entries += [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     return tuple(entries)
 

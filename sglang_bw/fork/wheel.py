@@ -13,6 +13,7 @@ import io
 import re
 import stat
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -28,6 +29,9 @@ _LEVEL = 6
 _MAX_UNPACKED = 4 << 30
 
 COMPILED = (".so", ".pyd")
+
+# What reading a damaged archive raises.
+DAMAGE = (zipfile.BadZipFile, zlib.error, OSError, ValueError, EOFError, NotImplementedError)
 
 
 @dataclass(frozen=True)
@@ -82,16 +86,18 @@ def parse_wheel(path: Path, data: bytes, *, version: str) -> Wheel:
             f"{path.name} is not a usable wheel: {error}", hint="it may be truncated: fetch it again"
         ) from None
     if name != "sglang" or str(found) != version:
-        raise BadWheelError(f"{path.name} is {name} {found}, needed is sglang {version}")
+        raise BadWheelError(
+            f"{path.name} is {name} {found}, needed is sglang {version}", hint="name the wheel of that release"
+        )
     with archive:
         _check_names(path.name, archive.infolist())
         try:
             with WheelFile.open(path) as source:
                 source.validate_record()
-        except (InstallerError, zipfile.BadZipFile, OSError, ValueError) as error:
-            raise BadWheelError(f"{path.name}: {error}", hint="fetch it again") from None
-        infos = [info for info in archive.infolist() if not info.is_dir()]
-        members = {info.filename: Member(archive.read(info), (info.external_attr >> 16) & 0o777) for info in infos}
+            infos = [info for info in archive.infolist() if not info.is_dir()]
+            members = {info.filename: Member(archive.read(info), (info.external_attr >> 16) & 0o777) for info in infos}
+        except (InstallerError, *DAMAGE) as error:
+            raise BadWheelError(f"{path.name}: {error}", hint="it is damaged: fetch or build it again") from None
         date = max(info.date_time for info in infos)
     return Wheel(path.name, hashlib.sha256(data).hexdigest(), version, date, members)
 

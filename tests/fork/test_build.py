@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import random
 import re
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from installer.sources import WheelFile
 from sglang_bw.errors import BadWheelError, HashMismatchError, OutputError, PatchApplyError
 from sglang_bw.fork.build import BuiltWheel, build
 from sglang_bw.fork.record import BwRecord, content_digest
+from sglang_bw.fork.wheel import parse_wheel
 from tests.fakeupstream import FILES, VERSION, FakeUpstream, wheel_bytes
 
 
@@ -199,8 +201,6 @@ def test_bad_wheel_is_refused_even_when_its_hash_is_pinned(data: bytes, tmp_path
 
 
 def test_symbolic_link_and_double_entry_are_refused(tmp_path: Path) -> None:
-    from sglang_bw.fork.wheel import parse_wheel
-
     path = tmp_path / f"sglang-{VERSION}-py3-none-any.whl"
     for make, what in ((_with_link, "symbolic link"), (_with_double, "comes twice")):
         path.write_bytes(wheel_bytes(FILES))
@@ -249,7 +249,7 @@ def test_full_disk_leaves_nothing_behind(
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
     monkeypatch.setattr(Path, "write_bytes", until_full)
-    with pytest.raises(OutputError, match="disk is full"):
+    with pytest.raises(OutputError, match="No space left"):
         run(upstream, out)
     assert list(out.iterdir()) == []
 
@@ -335,3 +335,14 @@ def _repin(upstream: FakeUpstream, data: bytes) -> None:
     old = next(iter(upstream.pins.wheels.values()))
     pins.write_text(pins.read_text().replace(old, hashlib.sha256(data).hexdigest()))
     upstream.wheel.write_bytes(data)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_raw_damage_inside_a_wheel_is_one_clear_error(seed: int, tmp_path: Path) -> None:
+    path = tmp_path / f"sglang-{VERSION}-py3-none-any.whl"
+    data = bytearray(wheel_bytes({**FILES, "sglang/big.py": bytes(random.Random(1).choices(range(32, 120), k=60_000))}))
+    place = random.Random(seed).randrange(200, len(data) - 4000)
+    data[place : place + 64] = random.Random(seed + 99).randbytes(64)
+    path.write_bytes(data)
+    with pytest.raises(BadWheelError):
+        parse_wheel(path, bytes(data), version=VERSION)

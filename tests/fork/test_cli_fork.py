@@ -184,3 +184,43 @@ def test_every_command_of_the_help_can_be_imported() -> None:
             done = bw(name, "--help")
             assert done.returncode == 0, done.stderr
             assert done.stdout.startswith("Usage: sglang-bw " + name)
+
+
+def test_wheel_of_an_unknown_name_and_an_empty_series_folder(upstream: FakeUpstream, tmp_path: Path) -> None:
+    done = bw("build", "--patches", upstream.root, "--wheel", "foo.whl", "--dry-run")
+    assert done.returncode == errors.BadWheelError.exit_code
+    assert upstream.wheel.name in done.stderr
+    assert bw("patches", "lint", "--patches", tmp_path).returncode == errors.UnknownBaseError.exit_code
+
+
+@pytest.mark.parametrize("out", ["/proc/dist", "x" * 300])
+def test_out_that_cannot_be_made(out: str, upstream: FakeUpstream, tmp_path: Path) -> None:
+    done = bw("build", "--patches", upstream.root, "--wheel", upstream.wheel, "--out", out, cwd=tmp_path)
+    assert done.returncode == errors.OutputError.exit_code
+    assert "--out DIR" in done.stderr
+
+
+@pytest.mark.parametrize("line", ["tree = 5", '[wheels]\n"x" = "0"', "version = 1"])
+def test_broken_pins(line: str, upstream: FakeUpstream) -> None:
+    (upstream.base / "upstream.toml").write_text(f'{line}\nversion = "{VERSION}"\n' if "=" in line[:8] else line)
+    assert bw("patches", "lint", "--patches", upstream.root).returncode == errors.LintError.exit_code
+
+
+def test_half_copied_wheel_beside_the_result_is_left_out_of_the_index(upstream: FakeUpstream, tmp_path: Path) -> None:
+    half = tmp_path / "dist" / "sglang-0.0.1-py3-none-any.whl"
+    half.parent.mkdir()
+    half.write_bytes(upstream.wheel.read_bytes()[:-40])
+    done = bw("build", "--patches", upstream.root, "--wheel", upstream.wheel, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert half.name not in (half.parent / "simple" / "sglang" / "index.html").read_text()
+
+
+def test_folder_named_pip_in_the_working_directory_is_not_run(upstream: FakeUpstream, tmp_path: Path) -> None:
+    fake = tmp_path / "pip"
+    fake.mkdir()
+    (fake / "__main__.py").write_text("import pathlib; pathlib.Path('ran').touch()")
+    environment = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    # As the console script does: the working directory is not on the path of the tool itself.
+    command = [sys.executable, "-P", "-m", "sglang_bw", "build", "--patches", str(upstream.root)]
+    subprocess.run(command, cwd=tmp_path, env={**os.environ, **environment}, capture_output=True, check=False)
+    assert not (tmp_path / "ran").exists()
