@@ -144,3 +144,9 @@ class EngineOutputError(BwError):
     """The engine answers, but its output is broken (NaN, one token repeated)."""
 
     exit_code = 35
+
+
+class KernelError(BwError):
+    """A Triton kernel of the engine needs more than the GPU has, does not compile for it, or could not be checked."""
+
+    exit_code = 36

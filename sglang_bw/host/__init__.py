@@ -1,0 +1,1 @@
+"""The machine: what its GPUs can run, asked without needing one."""
