@@ -12,7 +12,7 @@ import httpx
 
 from sglang_bw.cli.console import err, out, print_json
 from sglang_bw.cli.startup_line import StartupLine, spent
-from sglang_bw.errors import EngineOutputError, RecipeError
+from sglang_bw.errors import EngineOutputError, RecipeError, UnknownRecipeError
 from sglang_bw.launch import command as commands
 from sglang_bw.launch import device as devices
 from sglang_bw.launch import engine as engines
@@ -36,13 +36,24 @@ class _ServeCommand(click.Command):
             raise click.UsageError(error.format_message() + hint, ctx=ctx) from error
 
 
+def _not_empty(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
+    if value == "":  # as a path it would be the working directory
+        raise click.BadParameter("it is empty.")
+    return value
+
+
 @click.command(cls=_ServeCommand, short_help="Start an EAGLE-3 server with one command.")
-@click.argument("name", metavar="RECIPE|FILE.yaml|MODEL")
+@click.argument("name", metavar="RECIPE|FILE.yaml|MODEL", callback=_not_empty)
 @click.argument("engine_flags", nargs=-1, type=click.UNPROCESSED, metavar="[-- ENGINE FLAGS]")
 @click.option(
-    "--draft", "--draft-path", "draft", metavar="PATH|ID", help="Draft of a model, or in place of the recipe's."
+    "--draft",
+    "--draft-path",
+    "draft",
+    metavar="PATH|ID",
+    callback=_not_empty,
+    help="Draft of a model, or in place of the recipe's.",
 )
-@click.option("--model-path", metavar="PATH|ID", help="Target weights in place of the recipe's.")
+@click.option("--model-path", metavar="PATH|ID", callback=_not_empty, help="Target weights in place of the recipe's.")
 @click.option("--no-spec", is_flag=True, help="The baseline: the same recipe without speculation.")
 @click.option("--device", type=click.Choice(["auto", *DEVICES]), default="auto", show_default=True)
 @click.option("--host", default=commands.DEFAULT_HOST, show_default=True)
@@ -151,7 +162,8 @@ def _print_dry_run(command: Command, engine: Engine, *, as_json: bool) -> None:
     else:
         click.echo(command.pasteable())
     if problem := engine.installation.error():
-        click.echo(f"note: {problem}", err=True)
+        click.echo(f"note: {problem.message}", err=True)
+        click.echo(f"hint: {problem.hint}", err=True)
 
 
 def _warm_up(running: Server, recipe: Recipe, console: _Console, *, strict: bool) -> None:
@@ -159,7 +171,7 @@ def _warm_up(running: Server, recipe: Recipe, console: _Console, *, strict: bool
     command = running.command
     try:
         report = warmup.run(command.url, recipe.warmup, speculates=command.speculates, api_key=command.api_key)
-    except (httpx.HTTPError, KeyError, ValueError) as error:
+    except (httpx.HTTPError, LookupError, TypeError, ValueError, AttributeError) as error:
         if not running.relay.received and running.process.poll() is None:
             console.warn(f"The warm-up failed: {type(error).__name__}: {error}")
         return
@@ -265,14 +277,18 @@ def show_recipe(name: str, as_json: bool) -> None:
 @recipes.command("check")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 def check_recipes(files: tuple[Path, ...]) -> None:
-    """Check recipe files; all findings of all files are printed."""
-    broken: list[RecipeError] = []
+    """Check recipe files; all findings of all files are printed.
+
+    Exit code 31: a file breaks the schema. 30: none does, but one cannot be read.
+    """
+    broken: list[RecipeError | UnknownRecipeError] = []
     for file in files:
         try:
             recipe = lookup.read(file)
-        except RecipeError as error:
+        except (RecipeError, UnknownRecipeError) as error:
             broken.append(error)
         else:
             out.print(f"{file}: ok ({recipe.id})", markup=False)
     if broken:
-        raise RecipeError("\n".join(error.message for error in broken), hint=broken[0].hint)
+        first = next((error for error in broken if isinstance(error, RecipeError)), broken[0])
+        raise type(first)("\n".join(error.message for error in broken), hint=first.hint)

@@ -33,7 +33,8 @@ def patches_root(explicit: Path | None = None) -> Path:
     """
     candidates = [explicit] if explicit else [_PACKAGE_DIR.parent / "patches", _PACKAGE_DIR / "patches"]
     for candidate in candidates:
-        if candidate.is_dir():
+        # Beside an installed tool, a folder named "patches" may be anybody's.
+        if (candidate == explicit and candidate.is_dir()) or bases(candidate):
             return candidate
     raise UnknownBaseError(
         f"no patch series at {candidates[0]}", hint="name the directory that holds patches/<base>/ with --patches DIR"

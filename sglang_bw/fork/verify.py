@@ -53,10 +53,11 @@ class Problem(NamedTuple):
 class Installation:
     """The engine of one environment.
 
-    ``location`` is the folder that holds ``sglang/``, or the tree that was asked about and holds none; ``shadowed_by`` is another ``sglang`` that Python would
-    import instead; ``added`` are files below ``sglang/`` that no record knows (allowed: tuned kernel
-    configurations go there); ``owners`` are other distributions that hold files below ``sglang/``; ``digest`` is
-    the content digest of the RECORD, which says what was installed, not what the disk holds now.
+    ``location`` is the folder that holds ``sglang/``, or the tree that was asked about and holds none;
+    ``shadowed_by`` is another ``sglang`` that Python would import instead; ``added`` are files
+    below ``sglang/`` that no record knows (allowed: tuned kernel configurations go there); ``owners`` are other
+    distributions that hold files below ``sglang/``; ``digest`` is the content digest of the RECORD, which says what
+    was installed, not what the disk holds now.
     """
 
     state: State
@@ -83,7 +84,7 @@ class Installation:
         cure = self.cure
         if self.state is State.ABSENT and self.location:
             return NotInstalledError(
-                f"{self.location} holds no unpacked engine: {PACKAGE}/ with its .dist-info",
+                f"{self.location} holds no unpacked engine ({PACKAGE}/ with its .dist-info)",
                 hint=f"check the path; `python -m zipfile -e WHEEL {self.location}` unpacks a built wheel there",
             )
         if self.state is State.ABSENT and self.shadowed_by is None:

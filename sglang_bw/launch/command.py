@@ -118,9 +118,9 @@ def build(
         *flags.from_mapping(args),
     )
     merged = flags.merge(base, extra)
-    if not (flags.value(merged, "port") or "").isdigit():
-        wrong = flags.value(merged, "port")
-        raise RecipeError(f"--port needs a number, not {wrong!r}", hint="Behind '--' as before it: --port 30000.")
+    number = flags.value(merged, "port") or ""
+    if not (number.isascii() and number.isdigit()):
+        raise RecipeError(f"--port needs a number, not {number!r}", hint="Behind '--' as before it: --port 30000.")
     chosen = {name: environ.get(name, value) for name, value in env.items()}
     return Command(merged, devices.environment(device, chosen), device)
 

@@ -69,7 +69,8 @@ def find(python: Path | None = None, tree: Path | None = None) -> Engine:
     :raises RefusedError: there is no such interpreter.
     """
     environment = Environment.probe(python)
-    installation = inspect(python, tree=tree) if tree else inspect_environment(environment)
+    # The launch runs `python -P`, see Command.argv.
+    installation = inspect(python, tree=tree) if tree else inspect_environment(environment, safe_path=True)
     return Engine(
         python=python or Path(sys.executable),
         tree=tree.resolve() if tree else None,

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from sglang_bw.errors import ModelFilesError, RecipeError
+from sglang_bw.launch import weights
 from sglang_bw.recipes import lookup
 from sglang_bw.recipes.schema import Recipe, Speculation, Weights
 
@@ -23,7 +24,7 @@ def select(name: str, *, model: str | None = None, draft: str | None = None) -> 
     :param draft: draft weights to use instead of the recipe's, or the model's draft.
     :raises UnknownRecipeError: the name is none of these; names the nearest recipes.
     :raises RecipeError: the recipe breaks the schema, or has no speculation that a draft could serve.
-    :raises ModelFilesError: a path that does not exist.
+    :raises ModelFilesError: a path that does not exist, or below the home directory of nobody.
     """
     if is_recipe(name):
         recipe = lookup.find(name)
@@ -54,16 +55,15 @@ def is_model(name: str) -> bool:
     """Tell whether a name is a path or a hub id rather than a recipe."""
     if is_recipe(name):
         return False
-    return name.startswith(("/", "./", "../", "~")) or Path(name).is_dir() or bool(_MODEL_ID.fullmatch(name))
+    return name.startswith(("/", "./", "../", "~")) or weights.is_directory(name) or bool(_MODEL_ID.fullmatch(name))
 
 
 def _weights(name: str | None) -> Weights | None:
     if name is None:
         return None
-    path = Path(name).expanduser()
-    if path.exists() or name.startswith(("/", "./", "../", "~")):
+    if path := weights.local(name):
         return Weights(path=path.absolute())
-    if not _MODEL_ID.fullmatch(name) or Path(name).parent.is_dir():
+    if not _MODEL_ID.fullmatch(name) or weights.is_directory(Path(name).parent):
         # A first part that is a directory here means a path, and loading would go looking for it on the hub.
         raise ModelFilesError(f"there is no directory {name}", hint="Check the path; a model id is owner/name.")
     return Weights(id=name)

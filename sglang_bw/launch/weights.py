@@ -6,6 +6,7 @@ Reads configuration, index and the headers of safetensors files (8 bytes of leng
 from __future__ import annotations
 
 import json
+import os
 import re
 import struct
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from typing import Any
 from sglang_bw.errors import ModelFilesError
 from sglang_bw.launch.command import Command
 from sglang_bw.recipes import flags
+from sglang_bw.recipes.schema import expand
 
 # Any one of a row is a tokenizer.
 _TOKENIZERS: tuple[tuple[str, ...], ...] = (
@@ -37,21 +39,34 @@ def check_command(command: Command) -> None:
 
     :raises ModelFilesError: see :func:`check`.
     """
-    target = _local(command.target)
+    target = local(command.target)
     made_up = flags.value(command.flags, "load-format") == "dummy"
     draft_format = flags.value(command.flags, "speculative-draft-load-format")
     if target:
         elsewhere = flags.value(command.flags, "tokenizer-path")
         tokenizer = None if flags.has(command.flags, "skip-tokenizer-init") else Path(elsewhere or target)
         check(target, "target", tokenizer=tokenizer, weights=not made_up)
-    if command.draft and (draft := _local(command.draft)):
+    if command.draft and (draft := local(command.draft)):
         check(draft, "draft", tokenizer=None, weights=draft_format != "dummy" and (bool(draft_format) or not made_up))
 
 
-def _local(name: str) -> Path | None:
-    """Return a path for what is one: it exists, or could not be a hub id."""
-    path = Path(name).expanduser()
-    return path if path.exists() or name.startswith(("/", ".", "~")) else None
+def local(name: str) -> Path | None:
+    """Return a path for what is one: it exists, or could not be a hub id.
+
+    :raises ModelFilesError: it begins with the home directory of nobody.
+    """
+    try:
+        path = expand(Path(name))
+    except ValueError as error:
+        raise ModelFilesError(str(error), hint=f"Check the user's name, or write ./{name}.") from error
+    # Unlike Path.exists this is no error for a name that is too long, or in a directory closed to us.
+    exists = os.path.exists(path)  # noqa: PTH110
+    return path if exists or name.startswith(("/", ".", "~")) else None
+
+
+def is_directory(path: Path | str) -> bool:
+    """Tell whether a directory is there; false as well for a name too long, or in a directory closed to us."""
+    return os.path.isdir(path)  # noqa: PTH112
 
 
 def check(directory: Path, role: str, *, tokenizer: Path | None, weights: bool = True) -> None:
@@ -60,8 +75,18 @@ def check(directory: Path, role: str, *, tokenizer: Path | None, weights: bool =
     :param role: ``target`` or ``draft``, for the message.
     :param tokenizer: where its tokenizer lies, ``None`` when none is needed.
     :param weights: false when the engine makes them up (``--load-format dummy``).
-    :raises ModelFilesError: something is missing or cut short; names every finding.
+    :raises ModelFilesError: something is missing, cut short or closed to us; names every finding.
     """
+    try:
+        _check(directory, role, tokenizer, weights=weights)
+    except OSError as error:
+        raise ModelFilesError(
+            f"the {role} {directory} cannot be read: {error.strerror}",
+            hint="Check the path and its permissions, or use a model id: owner/name.",
+        ) from error
+
+
+def _check(directory: Path, role: str, tokenizer: Path | None, *, weights: bool) -> None:
     if not directory.is_dir():
         what = "is a file, not a directory" if directory.exists() else "does not exist"
         raise ModelFilesError(f"the {role} {directory} {what}", hint="Check the path, or use a model id: owner/name.")

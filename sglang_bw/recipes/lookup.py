@@ -82,7 +82,7 @@ def read(path: Path) -> Recipe:
 def _anchored(weights: Weights | None, directory: Path) -> Weights | None:
     if weights is None or weights.path is None:
         return weights
-    return weights.model_copy(update={"path": (directory / weights.path.expanduser()).absolute()})
+    return weights.model_copy(update={"path": (directory / weights.path).absolute()})
 
 
 @dataclass(frozen=True)

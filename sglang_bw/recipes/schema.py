@@ -72,6 +72,17 @@ def _env_names(env: dict[str, str]) -> dict[str, str]:
     return env
 
 
+def expand(path: Path) -> Path:
+    """Return a path with ``~`` and ``~user`` replaced.
+
+    :raises ValueError: there is no such user, or no home directory.
+    """
+    try:
+        return path.expanduser()
+    except RuntimeError as error:
+        raise ValueError(f"there is no home directory {path.parts[0]}") from error
+
+
 Args = Annotated[dict[str, ArgValue], AfterValidator(_plain_args)]
 SpecArgs = Annotated[dict[str, ArgValue], AfterValidator(_spec_args)]
 Env = Annotated[dict[str, EnvValue], AfterValidator(_env_names)]
@@ -106,8 +117,10 @@ class Weights(_Part):
     In YAML a plain string is short for ``path`` when it begins with ``/``, ``./``, ``../`` or ``~``, else for ``id``.
     """
 
-    id: str | None = Field(default=None, description="Model id on the hub: owner/name.")
-    path: Path | None = Field(default=None, description="Local directory; relative ones start at the recipe's file.")
+    id: str | None = Field(default=None, min_length=1, description="Model id on the hub: owner/name.")
+    path: Annotated[Path, AfterValidator(expand)] | None = Field(
+        default=None, description="Local directory; relative ones start at the recipe's file."
+    )
     bundled: str | None = Field(default=None, description="Directory below sglang_bw/models.")
     revision: str | None = Field(default=None, description="Branch, tag or commit of `id`.")
 

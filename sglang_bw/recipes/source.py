@@ -39,7 +39,7 @@ def load(path: Path) -> Source:
     """Read a YAML file; keys given twice are refused, since YAML would silently keep the last.
 
     :raises UnknownRecipeError: there is no such file, or it cannot be read.
-    :raises RecipeError: the file is not YAML, or has a key twice.
+    :raises RecipeError: the file is not YAML, has a key twice, contains itself by an alias, or is nested too deep.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -59,11 +59,18 @@ def load(path: Path) -> Source:
     except yaml.MarkedYAMLError as error:
         place = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         raise RecipeError(f"{path.name}{place}: not valid YAML: {error.problem}", hint=EXAMPLE) from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: what only looks like a date or a number
         raise RecipeError(f"{path.name}: not valid YAML: {error}", hint=EXAMPLE) from error
+    except RecursionError as error:
+        raise RecipeError(f"{path.name}: nested too deep", hint=EXAMPLE) from error
 
 
-def _walk(node: yaml.Node, at: KeyPath, lines: dict[KeyPath, int], path: Path) -> None:
+def _walk(
+    node: yaml.Node, at: KeyPath, lines: dict[KeyPath, int], path: Path, above: tuple[yaml.Node, ...] = ()
+) -> None:
+    if any(node is parent for parent in above):
+        raise RecipeError(f"{path.name}:{lines[at]}: the alias at {dotted(at)!r} contains itself", hint=EXAMPLE)
+    above = (*above, node)
     if isinstance(node, yaml.MappingNode):
         for key, child in node.value:
             here = (*at, str(key.value))
@@ -74,11 +81,11 @@ def _walk(node: yaml.Node, at: KeyPath, lines: dict[KeyPath, int], path: Path) -
                     hint="Keep one of them.",
                 )
             lines[here] = line
-            _walk(child, here, lines, path)
+            _walk(child, here, lines, path, above)
     elif isinstance(node, yaml.SequenceNode):
         for index, child in enumerate(node.value):
             lines[(*at, index)] = child.start_mark.line + 1
-            _walk(child, (*at, index), lines, path)
+            _walk(child, (*at, index), lines, path, above)
 
 
 def dotted(key_path: KeyPath) -> str:

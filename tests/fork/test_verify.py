@@ -159,9 +159,29 @@ def test_stock(wheels: tuple[Path, Path], tmp_path: Path) -> None:
 
 
 def test_absent(tmp_path: Path) -> None:
-    found = inspect(tree=tmp_path)
+    venv = make_venv(tmp_path / "venv")
+    error = inspect(venv).error()
+    assert isinstance(error, NotInstalledError)
+    assert f"no sglang is installed for {venv / 'bin/python'}" in error.message
+    assert f"sglang-bw install --python {venv / 'bin/python'}" in error.hint
+
+
+@pytest.mark.parametrize("holds", ["nothing", "no folder", "a package without .dist-info"])
+def test_tree_without_an_engine(tmp_path: Path, holds: str) -> None:
+    """The tree is named, and the hint is not an installation, which would not fill it."""
+    tree = tmp_path / "tree"
+    if holds != "no folder":
+        tree.mkdir()
+    if holds.startswith("a package"):
+        (tree / "sglang").mkdir()
+        (tree / "sglang/__init__.py").write_text("")
+    found = inspect(tree=tree)
+    error = found.error()
     assert found.state is State.ABSENT
-    assert isinstance(found.error(), NotInstalledError)
+    assert isinstance(error, NotInstalledError)
+    assert error.message.startswith(f"{tree} holds no unpacked engine")
+    assert f"zipfile -e WHEEL {tree}" in error.hint
+    assert "sglang-bw install" not in error.hint
 
 
 def test_other_environment_is_read_without_importing_anything_of_it(venv: Path) -> None:
@@ -188,6 +208,10 @@ def test_shadowed(venv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, w
     assert (found.state, found.intact, found.shadowed_by) == (State.INTACT, False, expected)
     assert isinstance(found.error(), EditedEngineError)
     assert _imported_by(venv) == str(shadow)
+    # An engine that is started with -P does not see the working directory, but PYTHONPATH it does.
+    safe = inspect(venv, safe_path=True).shadowed_by
+    assert safe == (None if where == "cwd" else expected)
+    assert (_imported_by(venv, "-P") == str(shadow)) == (safe is not None)
 
 
 def test_folder_that_python_would_not_import_is_no_shadow(
@@ -209,10 +233,10 @@ def test_shadow_by_an_earlier_path_entry(venv: Path, tmp_path: Path) -> None:
     assert _imported_by(venv) == str(other / "sglang/__init__.py")
 
 
-def _imported_by(venv: Path) -> str:
+def _imported_by(venv: Path, *options: str) -> str:
     """Ask Python itself which sglang a ``python -m`` in the working directory would get."""
     code = "import sglang; print(sglang.__file__)"
-    done = subprocess.run([venv / "bin/python", "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([venv / "bin/python", *options, "-c", code], capture_output=True, text=True, check=True)
     return done.stdout.strip()
 
 
@@ -255,7 +279,8 @@ def test_command_line(state: str, code: int, tree: Path, wheels: tuple[Path, Pat
     people = _cli("--tree", tree)
     assert people.returncode == code
     assert people.stdout.startswith(state)
-    assert ("hint: `sglang-bw install`" in people.stderr) == (code != 0)
+    assert ("hint: `sglang-bw install`" in people.stderr) == (code in (21, 22))
+    assert ("hint: check the path" in people.stderr) == (code == 20)
     programs = _cli("--tree", tree, "--json")
     assert programs.returncode == code
     said = json.loads(programs.stdout)

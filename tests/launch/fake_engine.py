@@ -51,6 +51,8 @@ class Handler(BaseHTTPRequestHandler):
             os._exit(7)
         ids = [65] * 64 if MODE == "loop" else [65 + n % 26 for n in range(64)]
         logprobs = [[None if MODE == "nan" else -0.5, token, None] for token in ids]
+        if MODE in ("odd-types", "odd-rows"):
+            logprobs = [None] if MODE == "odd-types" else [[-0.5]]
         meta = {"completion_tokens": 64, "output_token_logprobs": logprobs}
         if "--speculative-algorithm" in sys.argv:
             meta |= {"spec_verify_ct": 20, "spec_num_correct_drafts": 0 if MODE == "useless" else 44}

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from sglang_bw.cli import main
+from sglang_bw.cli import console, main
 from sglang_bw.cli.launch import serve
 from sglang_bw.errors import BwError, ModelFilesError, RecipeError, UnknownRecipeError
+from sglang_bw.fork.verify import inspect
 from sglang_bw.launch import command as commands
+from sglang_bw.launch import engine as engines
 from sglang_bw.launch import selection
 from sglang_bw.recipes import flags, lookup
 from tests.launch.serving import write_model, write_tree
@@ -150,7 +152,7 @@ def test_secrets_are_kept_out_of_the_log(tmp_path: Path) -> None:
         pytest.param("serve tny", 30, "did you mean tiny?", id="unknown recipe"),
         pytest.param("serve no/such.yaml", 30, "cannot read the recipe no/such.yaml", id="no such file"),
         pytest.param("serve bad.yaml", 31, "unknown key 'arg'; did you mean 'args'?", id="unknown key"),
-        pytest.param("serve tiny --engine-tree {empty}", 20, "`sglang-bw install` installs it", id="no engine"),
+        pytest.param("serve tiny --engine-tree {empty}", 20, "{empty} holds no unpacked engine", id="no engine"),
         pytest.param("serve tiny --engine-tree {stock}", 21, "is upstream's, without the series", id="stock engine"),
         pytest.param("serve tiny --engine-tree {edited}", 22, "sglang/__init__.py (edited)", id="edited engine"),
         pytest.param(
@@ -193,7 +195,7 @@ def test_exit_codes_before_the_load(
             main([*arguments.format(**places).split(), "--device", "cpu", "--log", "log"])
     told = capsys.readouterr().err
     assert end.value.code == code, told
-    assert message in told
+    assert message.format(**places) in told
     assert "error: " in told
     assert "hint: " in told
     assert "Traceback" not in told
@@ -215,6 +217,9 @@ def test_json_dry_run() -> None:
         pytest.param("gpt2", UnknownRecipeError, id="a model without owner"),
         pytest.param("absent.yaml", UnknownRecipeError, id="no such file"),
         pytest.param("here/absent", ModelFilesError, id="no such directory in one that exists"),
+        pytest.param("~no-such-user/m", ModelFilesError, id="home directory of nobody"),
+        pytest.param("x" * 300, UnknownRecipeError, id="too long for a file"),
+        pytest.param("here/" + "x" * 300, ModelFilesError, id="too long for a file, in a directory"),
     ],
 )
 def test_names_that_are_nothing(
@@ -241,6 +246,9 @@ def test_a_draft_for_a_recipe_without_speculation(tmp_path: Path) -> None:
         pytest.param(["tiny", "--port", "70000"], "70000", id="port out of range"),
         pytest.param(["tiny", "--", "--device", "tpu"], "'tpu' is not known", id="device"),
         pytest.param([], "Missing argument", id="no name"),
+        pytest.param([""], "it is empty", id="empty name"),
+        pytest.param(["tiny", "--draft", ""], "it is empty", id="empty draft"),
+        pytest.param(["tiny", "--model-path", ""], "it is empty", id="empty model path"),
     ],
 )
 def test_wrong_usage(arguments: list[str], message: str) -> None:
@@ -263,9 +271,38 @@ def test_url(words: str, url: str) -> None:
     assert commands.build(lookup.find("tiny"), "cpu", {}, extra=flags.parse(words.split())).url == url
 
 
-def test_port_that_is_no_number() -> None:
+@pytest.mark.parametrize("port", ["x", "²", "-1", ""])
+def test_port_that_is_no_number(port: str) -> None:
     with pytest.raises(RecipeError, match="--port needs a number"):
-        commands.build(lookup.find("tiny"), "cpu", {}, extra=flags.parse(["--port", "x"]))
+        commands.build(lookup.find("tiny"), "cpu", {}, extra=flags.parse(["--port", port]))
+
+
+def test_a_package_in_the_working_directory_is_no_shadow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine is started with -P, which leaves the working directory out."""
+    (tmp_path / "sglang").mkdir()
+    (tmp_path / "sglang" / "__init__.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    assert inspect().shadowed_by == tmp_path / "sglang"
+    assert engines.find().installation.shadowed_by is None
+
+
+def test_the_note_of_a_dry_run_has_its_hint(tmp_path: Path) -> None:
+    stock = write_tree(tmp_path / "stock", patched=False)
+    result = CliRunner().invoke(serve, ["tiny", "--device", "cpu", "--dry-run", "--engine-tree", str(stock)])
+    note, hint = result.stderr.splitlines()
+    assert note.startswith("note: the installed sglang")
+    assert hint.startswith("hint: `sglang-bw install`")
+
+
+def test_what_is_printed_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    value = {"a": ":100:", "b": "[red]", "c": ":smiley:"}
+    console.print_json(value)
+    console.err.print("/models/:100:/x", markup=False)
+    told = capsys.readouterr()
+    assert json.loads(told.out) == value
+    assert told.err == "/models/:100:/x\n"
 
 
 def test_what_runs_is_what_is_printed() -> None:

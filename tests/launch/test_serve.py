@@ -244,6 +244,17 @@ def test_warm_up_warns_and_goes_on(serve: Serve, mode: str, warning: str) -> Non
     assert serve.wait() == 0
 
 
+@pytest.mark.parametrize("mode", ["odd-types", "odd-rows"])
+def test_a_fault_of_the_warm_up_leaves_the_server_alone(serve: Serve, mode: str) -> None:
+    serve.start(mode=mode)
+    until(lambda: "warning: The warm-up failed: " in serve.err or serve.process.poll() is not None)
+    assert "TypeError" in serve.err or "IndexError" in serve.err
+    assert serve.process.poll() is None
+    serve.send(signal.SIGTERM)
+    assert serve.wait() == 0
+    assert "Traceback" not in serve.err
+
+
 @pytest.mark.parametrize("mode", ["nan", "loop"])
 def test_strict_refuses_broken_output(serve: Serve, mode: str) -> None:
     serve.start("--strict", mode=mode)
@@ -282,7 +293,8 @@ def test_no_engine(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 20
-    assert "`sglang-bw install` installs it" in done.stderr
+    assert f"{tmp_path} holds no unpacked engine" in done.stderr
+    assert "hint: check the path" in done.stderr
 
 
 def test_engine_of_another_version(serve: Serve, tmp_path: Path) -> None:

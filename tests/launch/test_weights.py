@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from collections.abc import Callable
@@ -77,6 +78,11 @@ def test_a_whole_model_passes(model: Path) -> None:
             "no weights: neither *.safetensors",
             id="no weights",
         ),
+        pytest.param(
+            lambda d: (d / INDEX).write_text(json.dumps({"weight_map": {"a": "x" * 300}})),
+            "cannot be read: File name too long",
+            id="index with a name that is too long",
+        ),
         pytest.param(shutil.rmtree, "does not exist", id="no directory"),
         pytest.param(lambda d: [shutil.rmtree(d), d.touch()], "is a file, not a directory", id="a file"),
     ],
@@ -107,6 +113,28 @@ def test_a_draft_needs_no_tokenizer(model: Path) -> None:
 def test_made_up_weights_need_no_files(model: Path) -> None:
     (model / SECOND).unlink()
     weights.check(model, "draft", tokenizer=None, weights=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        pytest.param("/" + "x" * 300, "cannot be read: File name too long", id="too long"),
+        pytest.param("~no-such-user/m", "there is no home directory ~no-such-user", id="home directory of nobody"),
+    ],
+)
+def test_paths_that_cannot_be_looked_at(name: str, message: str) -> None:
+    command = commands.build(lookup.find("tiny"), "cpu", {}, extra=flags.parse(["--model-path", name]))
+    with pytest.raises(ModelFilesError, match=message):
+        weights.check_command(command)
+
+
+def test_a_directory_closed_to_us(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path, **_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "stat", refuse)  # the mode of a directory keeps out everybody but root
+    with pytest.raises(ModelFilesError, match="cannot be read: Permission denied"):
+        weights.check(model, "target", tokenizer=model)
 
 
 @pytest.mark.parametrize("names", [["tokenizer.model"], ["vocab.json", "merges.txt"], ["qwen.tiktoken"]])

@@ -131,6 +131,24 @@ def test_engine_range(version: str, accepted: bool) -> None:
             id="twice",
         ),
         pytest.param("id: mine", "id: [mine", "mine.yaml:2: not valid YAML", id="not YAML"),
+        pytest.param("id: mine", "id: 2026-99-99", "mine.yaml: not valid YAML: month must be", id="no date"),
+        pytest.param(
+            "draft: ./draft", "draft: &x [*x]", "mine.yaml:4: the alias at 'draft[0]' contains itself", id="recursive"
+        ),
+        pytest.param(
+            "env: {NCCL",
+            "env: &x {A: {B: *x}, NCCL",
+            "mine.yaml:7: the alias at 'env.A.B' contains itself",
+            id="far recursion",
+        ),
+        pytest.param("draft: ./draft", f"draft: {'[' * 5000}", "mine.yaml: nested too deep", id="deep"),
+        pytest.param(
+            "draft: ./draft",
+            'draft: "~no-such-user/m"',
+            "mine.yaml:4: draft.path: there is no home directory ~no-such-user",
+            id="home directory of nobody",
+        ),
+        pytest.param("draft: ./draft", 'draft: ""', "draft.id: string should have at least 1 character", id="empty id"),
         pytest.param(GOOD, "- a\n", "a recipe is a mapping", id="a list"),
         pytest.param(GOOD, "", "a recipe is a mapping", id="empty"),
     ],
@@ -154,6 +172,19 @@ def test_all_findings_are_reported_in_the_order_of_the_file(tmp_path: Path) -> N
     assert "has 4 findings" in error.value.message
     lines = [line.split(":")[1] for line in error.value.message.splitlines()[1:]]
     assert lines == sorted(lines) == ["5", "6", "6", "7"]
+
+
+def test_an_alias_that_is_no_loop(tmp_path: Path) -> None:
+    text = "id: mine\ntarget: o/t\ndevices: {cpu: &same {args: {a: 1}}, cuda: *same}\n"
+    recipe = lookup.read(write(tmp_path, text))
+    assert recipe.for_device("cpu") == recipe.for_device("cuda") == ({"a": 1}, {})
+
+
+def test_a_path_below_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    recipe = lookup.read(write(tmp_path, GOOD.replace("./draft", "~/draft")))
+    assert recipe.draft is not None
+    assert recipe.draft.path == tmp_path / "home" / "draft"
 
 
 @pytest.mark.parametrize("name", ["tny", "Tiny", "tiny-pair", "tin"])
@@ -187,3 +218,16 @@ def test_commands(tmp_path: Path) -> None:
     failed = run(command, ["check", str(bad), str(good), str(bad)])
     assert isinstance(failed.exception, RecipeError)
     assert failed.exception.message.count("the key 'target' is missing") == 2
+
+
+def test_check_reports_every_file(tmp_path: Path) -> None:
+    """A file that cannot be read takes nothing away from the findings of the others."""
+    bad, absent = write(tmp_path, "id: X\n"), tmp_path / "absent.yaml"
+    mixed = CliRunner().invoke(command, ["check", str(absent), str(bad), str(tmp_path)]).exception
+    assert isinstance(mixed, RecipeError)
+    assert f"cannot read the recipe {absent}" in mixed.message
+    assert "the key 'target' is missing" in mixed.message
+    assert f"cannot read the recipe {tmp_path}:" in mixed.message
+    unread = CliRunner().invoke(command, ["check", str(absent), str(tmp_path)]).exception
+    assert isinstance(unread, UnknownRecipeError)
+    assert len(unread.message.splitlines()) == 2
