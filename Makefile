@@ -15,7 +15,7 @@ test: lint engine
 	$(BIN)/python -m pytest -m "not slow" $(PYTEST)
 
 test-fast: tool
-	$(BIN)/python -m pytest -m "not engine and not slow" -n 2 $(PYTEST)
+	$(BIN)/python -m pytest -m "not engine and not environments and not slow" -n 3 $(PYTEST)
 
 test-all: lint engine
 	$(BIN)/python -m pytest $(PYTEST)

@@ -30,6 +30,7 @@ from tiny.prompts import heldout_documents, heldout_prompts  # noqa: E402
 from tiny.template import Grammar, Memory, articles, read_rules  # noqa: E402
 from tiny.tokens import build_tokenizer, encode  # noqa: E402
 
+pytestmark = pytest.mark.engine
 RECORD = json.loads((models.TINY_PAIR / "training.json").read_text(encoding="utf-8"))
 TOKENS = 96
 PROMPTS = [json.loads(line) for line in models.TINY_PROMPTS.read_text(encoding="utf-8").splitlines()]

@@ -51,6 +51,8 @@ from tests.fork.target import (
     write_wheel,
 )
 
+pytestmark = pytest.mark.environments
+
 needs_uv = pytest.mark.skipif(find_uv() is None, reason="uv is not installed")
 
 
