@@ -13,8 +13,10 @@ import tomli_w
 from sglang_bw.errors import OutputError
 from sglang_bw.fork import upstream
 from sglang_bw.fork.apply import Applied, Progress, apply_series
-from sglang_bw.fork.series import PINS_FILE, Pins, Release, Series
+from sglang_bw.fork.series import PINS_FILE, Pins, Release, Series, is_packaged
 from sglang_bw.fork.wheel import read_wheel
+
+_READ_ONLY = "the series inside an installed tool is read-only: work in a checkout, or use --patches DIR"
 
 
 def refresh(series: Series, *, wheel: Path | None, release: bool, progress: Progress) -> tuple[Pins, Applied]:
@@ -24,6 +26,8 @@ def refresh(series: Series, *, wheel: Path | None, release: bool, progress: Prog
     :param release: also make this tree the next released one (``+bw.N``); nothing happens if it is released already.
     :raises BwError: the series does not apply, or the file cannot be written.
     """
+    if is_packaged(series.folder.parent):
+        raise OutputError(f"{series.folder} is the copy inside the installed tool", hint=_READ_ONLY)
     name = wheel.name if wheel else upstream.pick_wheel(series.pins, upstream.this_python(), upstream.this_machine())
     path = wheel or upstream.fetch(series.pins, name)
     source = read_wheel(path, sha256=upstream.pinned_digest(series.pins, path), version=series.base)
@@ -55,5 +59,5 @@ def write_pins(path: Path, pins: Pins) -> None:
     except OSError as error:
         raise OutputError(
             f"cannot write {path}: {error.strerror}",
-            hint="the series inside an installed tool is read-only: work in a checkout, or use --patches DIR",
+            hint=_READ_ONLY,
         ) from None

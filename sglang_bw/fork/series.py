@@ -41,6 +41,11 @@ def patches_root(explicit: Path | None = None) -> Path:
     )
 
 
+def is_packaged(root: Path) -> bool:
+    """Whether ``root`` is the copy inside the installed tool, which nothing may write to."""
+    return root.resolve() == _PACKAGE_DIR / "patches"
+
+
 def bases(root: Path) -> list[str]:
     """Return the upstream versions that have a series under ``root``, oldest first."""
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from sglang_bw.errors import LintError, UnknownBaseError
+from sglang_bw.errors import LintError, OutputError, UnknownBaseError
+from sglang_bw.fork import series as series_module
 from sglang_bw.fork.lint import lint, require_clean
 from sglang_bw.fork.mail import STATUS_FORM, read_patch
 from sglang_bw.fork.series import Series, bases, newest_base, patches_root
@@ -149,3 +150,13 @@ def test_named_directory_wins_and_must_exist(tmp_path: Path) -> None:
     assert patches_root(tmp_path) == tmp_path
     with pytest.raises(UnknownBaseError):
         patches_root(tmp_path / "nowhere")
+
+
+def test_copy_inside_the_installed_tool_is_never_written(
+    upstream: FakeUpstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = (upstream.base / "upstream.toml").read_bytes()
+    monkeypatch.setattr(series_module, "_PACKAGE_DIR", upstream.root.parent.resolve())
+    with pytest.raises(OutputError, match="inside the installed tool"):
+        upstream.pin(release=True)
+    assert (upstream.base / "upstream.toml").read_bytes() == before
