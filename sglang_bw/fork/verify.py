@@ -150,6 +150,8 @@ def inspect(python: Path | None = None, *, tree: Path | None = None, safe_path: 
     """
     if tree is not None:
         tree = tree.resolve()
+        if not os.path.isdir(tree):  # noqa: PTH112  (an over-long name is no directory, and no error)
+            return Installation(State.ABSENT, python=str(python or ""), location=tree)
         return replace(_inspect_path((str(tree),), ()), python=str(python or ""), location=tree)
     environment = Environment.probe(python)
     return inspect_environment(environment, safe_path=safe_path)

@@ -301,3 +301,7 @@ def test_verify_imports_neither_torch_nor_sglang(tree: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_tree_with_an_overlong_name_holds_no_engine() -> None:
+    assert inspect(tree=Path("x" * 300)).state is State.ABSENT
