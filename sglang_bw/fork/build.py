@@ -65,18 +65,26 @@ def build(
         source = _upstream(series, python, machine, wheel, progress)
         with tempfile.TemporaryDirectory(prefix="sglang-bw-build-") as repo:
             applied = apply_series(series, source, Path(repo), progress)
-        check_pins(applied, series.pins)
-        progress("packing the wheel")
-        version = series.pins.full_version
-        name, data = repack(source, _content(series, source, applied, version), version)
-        built = scratch / name
-        built.write_bytes(data)
-        progress("checking the wheel")
-        digest = content_digest(check_built(built))
-        (scratch / (name + DIGEST_SUFFIX)).write_text(digest + "\n", encoding="utf-8")
-        for made in (name, name + DIGEST_SUFFIX):
-            os.replace(scratch / made, out / made)  # noqa: PTH105
-        page = index.write(out)
+        return pack(series, source, applied, scratch, out, progress)
+
+
+def pack(series: Series, source: Wheel, applied: Applied, scratch: Path, out: Path, progress: Progress) -> BuiltWheel:
+    """Write the wheel of an applied series into ``out``, made beside it in ``scratch``.
+
+    :raises PatchApplyError: the result is not what the series pins.
+    """
+    check_pins(applied, series.pins)
+    progress("packing the wheel")
+    version = series.pins.full_version
+    name, data = repack(source, _content(series, source, applied, version), version)
+    built = scratch / name
+    built.write_bytes(data)
+    progress("checking the wheel")
+    digest = content_digest(check_built(built))
+    (scratch / (name + DIGEST_SUFFIX)).write_text(digest + "\n", encoding="utf-8")
+    for made in (name, name + DIGEST_SUFFIX):
+        os.replace(scratch / made, out / made)  # noqa: PTH105
+    page = index.write(out)
     return BuiltWheel(out / name, version, digest, page, series.order, applied.left_out)
 
 

@@ -19,8 +19,12 @@ _BUG = re.compile(r"https://\S+|none \(.+\)")
 _ZERO = b"From 0000000000000000000000000000000000000000 "
 
 
-def lint(series: Series) -> list[str]:
-    """Return every finding about a series, in the order of the series; none means good."""
+def lint(series: Series, *, checkout: Path | None = None) -> list[str]:
+    """Return every finding about a series, in the order of the series; none means good.
+
+    :param checkout: where the tests named in trailers are, default the folder that ``patches/`` lies in.
+    """
+    checkout = checkout or series.folder.parent.parent
     findings = _order(series)
     for path in series.files:
         if not path.is_file():
@@ -30,7 +34,9 @@ def lint(series: Series) -> list[str]:
         except LintError as error:
             findings += error.findings
             continue
-        findings += [f"{patch.name}: {text}" for text in _mail(patch) + _trailers(patch, series) + _diff(patch)]
+        findings += [
+            f"{patch.name}: {text}" for text in _mail(patch) + _trailers(patch, series.base, checkout) + _diff(patch)
+        ]
     if not series.pins.tree:
         findings.append("upstream.toml: the tree id is not pinned; run `sglang-bw patches refresh`")
     return findings
@@ -69,7 +75,7 @@ def _mail(patch: mail.Patch) -> list[str]:
     return findings
 
 
-def _trailers(patch: mail.Patch, series: Series) -> list[str]:
+def _trailers(patch: mail.Patch, base: str, checkout: Path) -> list[str]:
     findings = [f"trailer {key} is missing" for key in REQUIRED if not patch.trailer(key)]
     status = patch.trailer("Upstream-Status")
     if status and not mail.STATUS_FORM.fullmatch(status):
@@ -84,19 +90,18 @@ def _trailers(patch: mail.Patch, series: Series) -> list[str]:
     ]
     if applies := patch.trailer("Applies-To"):
         try:
-            if not SpecifierSet(applies).contains(series.base, prereleases=True):
-                findings.append(f"Applies-To {applies} leaves out {series.base}")
+            if not SpecifierSet(applies).contains(base, prereleases=True):
+                findings.append(f"Applies-To {applies} leaves out {base}")
         except InvalidSpecifier:
             findings.append(f"Applies-To {applies!r} is no version range")
     for word in filter(None, (part.strip() for part in patch.trailer("Verified-On").split(","))):
         if not _VERIFIED.fullmatch(word):
             findings.append(f"Verified-On {word!r}: one of cpu, smNN, resolver:smNN, with a remark in brackets at most")
-    findings += _tests(patch, series.folder)
+    findings += _tests(patch, checkout)
     return findings
 
 
-def _tests(patch: mail.Patch, folder: Path) -> list[str]:
-    checkout = folder.parent.parent
+def _tests(patch: mail.Patch, checkout: Path) -> list[str]:
     if not (checkout / "tests" / "patches").is_dir():
         return []  # the copy inside an installed tool travels without the tests
     return [f"Test {test}: no such file" for test in patch.all("Test") if not (checkout / test).is_file()]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 from pathlib import PurePosixPath
 
 from sglang_bw.fork.rebase.units import Lines, split_lines, units
@@ -16,22 +17,31 @@ _TELLING = 9
 
 
 class Tree:
-    """The text files of a release, path -> bytes, searched only when something is missing."""
+    """The text files of a release, path -> bytes, and of the old one; read only when something is missing."""
 
-    def __init__(self, files: Mapping[str, bytes], old: Mapping[str, bytes]) -> None:
-        self.files = files
-        self._old = old
+    def __init__(self, files: Callable[[], Mapping[str, bytes]], old: Callable[[], Mapping[str, bytes]]) -> None:
+        self._read = (files, old)
+
+    @cached_property
+    def files(self) -> Mapping[str, bytes]:
+        """The new release."""
+        return self._read[0]()
+
+    @cached_property
+    def old(self) -> Mapping[str, bytes]:
+        """The old release."""
+        return self._read[1]()
 
     def renamed(self, path: str) -> str:
         """Return the file that the old release's ``path`` became, or an empty string."""
-        if path in self.files or path not in self._old:
+        if path in self.files or path not in self.old:
             return ""
-        suffix, before = PurePosixPath(path).suffix, split_lines(self._old[path])
+        suffix, before = PurePosixPath(path).suffix, split_lines(self.old[path])
         scores = (
             (alike(before, split_lines(data)), other)
             for other, data in self.files.items()
-            if other not in self._old and other.endswith(suffix)
-            and 0.4 < (len(data) + 1) / (len(self._old[path]) + 1) < 2.5
+            if other not in self.old and other.endswith(suffix)
+            and 0.4 < (len(data) + 1) / (len(self.old[path]) + 1) < 2.5
         )  # fmt: skip
         score, found = max(scores, default=(0.0, ""))
         return found if score >= ALIKE else ""
@@ -59,7 +69,8 @@ class Tree:
         for path, data in self.files.items():
             there = [line for line in wanted if line in data]
             if len(there) > best:
-                best, place = len(there), f"{path}:{data.count(b'\n', 0, min(map(data.index, there))) + 1}"
+                line = data.count(b"\n", 0, min(map(data.index, there))) + 1
+                best, place = len(there), f"{path}:{line}"
         return place if best * 2 >= len(wanted) else ""
 
 

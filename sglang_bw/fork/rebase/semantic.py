@@ -8,12 +8,12 @@ counts only when this merger comes to the same.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
-from sglang_bw.fork.rebase.units import Lines, Unit, every_thing, units
-
+from sglang_bw.fork.rebase.units import Lines, Unit, every_thing, is_divisible, units
 
 # The borders of a unit, as lines that no file has.
 _START, _END = b"<start>", b"<end>"
@@ -48,6 +48,8 @@ def examine(path: str, old: bytes, patched: bytes, new: bytes, result: bytes) ->
     :param new: the file of the new release, with the patches before this one.
     :param result: what git made.
     """
+    if not all(is_divisible(path, data) for data in (old, patched, new, result)):
+        path = ""  # compared as one unit
     joined = join(path, old, patched, new)
     if joined.doubts:
         return joined.doubts
@@ -157,7 +159,7 @@ def join_lines(old: Lines, patched: Lines, new: Lines) -> tuple[Lines, str]:
                 continue  # upstream made the same edit
             return new, why
         places.append((at - 1, at - 1 + last - first, patched[begin:end]))
-    if any(earlier[1] > later[0] for earlier, later in zip(places, places[1:], strict=False)):
+    if any(earlier[1] > later[0] for earlier, later in itertools.pairwise(places)):
         return new, "edits change their order"
     lines = list(new)
     for start, stop, text in reversed(places):

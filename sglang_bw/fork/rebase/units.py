@@ -7,6 +7,7 @@ defines. A file that is no Python, or does not parse, is one unit without a name
 from __future__ import annotations
 
 import ast
+import functools
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -73,6 +74,7 @@ def split_lines(data: bytes) -> Lines:
     return (*(part + b"\n" for part in parts[:-1]), *([parts[-1]] if parts[-1] else []))
 
 
+@functools.lru_cache(maxsize=32)
 def parse(path: str, data: bytes) -> ast.Module | None:
     """Return the syntax tree of a Python file, ``None`` for anything else."""
     if not path.endswith((".py", ".pyi")):
@@ -83,11 +85,16 @@ def parse(path: str, data: bytes) -> ast.Module | None:
         return None
 
 
+def is_divisible(path: str, data: bytes) -> bool:
+    """Whether a file has units: Python that parses, with line ends that Python and git count alike."""
+    return b"\x0c" not in data and b"\r" not in data.replace(b"\r\n", b"") and parse(path, data) is not None
+
+
 def units(path: str, data: bytes) -> list[Unit]:
     """Return the units of a file, in order; together they hold every line once."""
     lines = split_lines(data)
     module = parse(path, data)
-    if module is None or b"\x0c" in data or b"\r" in data.replace(b"\r\n", b""):
+    if module is None or not is_divisible(path, data):
         return [Unit("", 0, 0, lines)]
     marks = _merge(list(_marks(module.body, "")))
     found: list[Unit] = []
@@ -116,7 +123,7 @@ def _merge(marks: list[tuple[str, int, int]]) -> list[tuple[str, int, int]]:
 def _marks(body: list[ast.stmt], scope: str) -> Iterator[tuple[str, int, int]]:
     """Yield key, first and last line (from 1) of each statement."""
     for node in body:
-        first = min([node.lineno, *(item.lineno for item in getattr(node, "decorator_list", ()))])
+        first = _first(node)
         last = node.end_lineno or node.lineno
         key = scope + _key(node)
         if isinstance(node, ast.ClassDef):
@@ -128,7 +135,8 @@ def _marks(body: list[ast.stmt], scope: str) -> Iterator[tuple[str, int, int]]:
 
 
 def _first(node: ast.stmt) -> int:
-    return min([node.lineno, *(item.lineno for item in getattr(node, "decorator_list", ()))])
+    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+    return min([node.lineno, *(item.lineno for item in decorators)])
 
 
 def _key(node: ast.stmt) -> str:
