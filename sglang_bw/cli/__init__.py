@@ -27,6 +27,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
             "sglang_bw.cli.engine:verify",
             "Say which engine is installed, and whether its files are the recorded ones.",
         ),
+        "rebase": ("sglang_bw.cli.rebase:rebase", "Move the series to another SGLang release, forwards or back."),
     },
     "Launch": {
         "serve": (

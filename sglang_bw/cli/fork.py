@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 
-from sglang_bw.cli.console import err, out, print_json
+from sglang_bw.cli.console import out, print_json, steps
 
-_PATCHES = click.option(
+PATCHES = click.option(
     "--patches",
     "root",
     type=click.Path(path_type=Path),
@@ -20,17 +18,6 @@ _PATCHES = click.option(
 )
 _BASE = click.option("--base", help="SGLang release (default: the newest with a series).")
 _JSON = click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
-
-
-@contextmanager
-def _steps(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Show what is being done now, with the seconds since the start."""
-    if quiet or not err.is_terminal:
-        yield (lambda step: None) if quiet else (lambda step: err.print(f"- {step}", markup=False))
-        return
-    started = time.monotonic()
-    with err.status("starting") as status:
-        yield lambda step: status.update(f"{step} [dim]({time.monotonic() - started:.0f} s)[/dim]")
 
 
 def _series(root: Path | None, base: str | None) -> Any:
@@ -49,7 +36,7 @@ def _series(root: Path | None, base: str | None) -> Any:
 )
 @click.option("--out", "folder", type=click.Path(path_type=Path), default=Path("dist"), show_default=True)
 @click.option("--dry-run", is_flag=True, help="Say what would be built from what, and stop.")
-@_PATCHES
+@PATCHES
 @_JSON
 def build(
     base: str | None,
@@ -79,7 +66,7 @@ def build(
             out.print(f"would build {folder / name}\nfrom {source} and {len(series.order)} patches", markup=False)
         return
     started = time.monotonic()
-    with _steps(as_json) as progress:
+    with steps(as_json) as progress:
         built = run(
             series.folder.parent,
             series.base,
@@ -120,7 +107,7 @@ def patches() -> None:
 @patches.command("list")
 @_BASE
 @click.option("--markdown", is_flag=True, help="The table as the README has it.")
-@_PATCHES
+@PATCHES
 @_JSON
 def list_patches(base: str | None, markdown: bool, root: Path | None, as_json: bool) -> None:
     """List the patches with their upstream status."""
@@ -148,7 +135,7 @@ def list_patches(base: str | None, markdown: bool, root: Path | None, as_json: b
 @patches.command()
 @click.argument("name")
 @_BASE
-@_PATCHES
+@PATCHES
 @_JSON
 def show(name: str, base: str | None, root: Path | None, as_json: bool) -> None:
     """Show one patch: NAME is its number, its file name or a part of it."""
@@ -177,7 +164,7 @@ def _trailers(patch: Any) -> dict[str, Any]:
 
 @patches.command()
 @_BASE
-@_PATCHES
+@PATCHES
 @_JSON
 def lint(base: str | None, root: Path | None, as_json: bool) -> None:
     """Check a series (without --base: every series) and report every finding."""
@@ -203,14 +190,14 @@ def lint(base: str | None, root: Path | None, as_json: bool) -> None:
 @_BASE
 @click.option("--wheel", type=click.Path(path_type=Path), help="Upstream's wheel as a file.")
 @click.option("--release", is_flag=True, help="Make this tree the next released one, +bw.N.")
-@_PATCHES
+@PATCHES
 @_JSON
 def refresh(base: str | None, wheel: Path | None, release: bool, root: Path | None, as_json: bool) -> None:
     """Apply the series and record its tree id and file hashes in upstream.toml."""
     from sglang_bw.fork.refresh import refresh as run
 
     series = _series(root, base)
-    with _steps(as_json) as progress:
+    with steps(as_json) as progress:
         pins, applied = run(series, wheel=wheel, release=release, progress=progress)
     if as_json:
         print_json({"version": pins.full_version, "tree": pins.tree, "patched": pins.patched})
