@@ -6,7 +6,7 @@ same interface, or a person must look.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,7 +150,7 @@ class _File:
         return True
 
 
-def _at(found: list[Unit], line: int) -> Unit | None:
+def _at(found: Sequence[Unit], line: int) -> Unit | None:
     return next((unit for unit in found if unit.start <= line < unit.start + len(unit.lines)), None)
 
 

@@ -25,6 +25,9 @@ from sglang_bw.fork.scratch import Scratch
 from sglang_bw.fork.series import Pins, Series
 from sglang_bw.fork.wheel import Wheel
 
+# A scratch repository is reused until it holds more than these.
+_MOST_RELEASES = 4
+
 Reader = Callable[[], Wheel]
 
 
@@ -73,6 +76,8 @@ def begin(scratch: Scratch, series: Series, wheels: Wheels, *, keep_going: bool,
         raise RebaseOpenError(
             f"a rebase from {state.request.base} to {state.request.new} is open", hint=ways_out(state, scratch)
         )
+    if scratch.exists and scratch.releases() > _MOST_RELEASES:
+        scratch.remove()
     if scratch.exists:
         progress("checking the scratch repository")
         scratch.require_sound()
