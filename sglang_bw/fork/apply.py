@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -67,8 +67,20 @@ def apply_series(series: Series, wheel: Wheel, folder: Path, progress: Progress)
     patches = [mail.read_patch(path) for path in series.files]
     progress("importing the release")
     repo = GitRepo.create(folder / "repo")
-    named = [path for patch in patches for path in strict.touched(patch.name, patch.diff)]
-    repo.commit_files(files, f"sglang {wheel.version}", work_on=named)
+    repo.commit_files(files, f"sglang {wheel.version}", work_on=named_paths(patches))
+    return apply_in(repo, patches, files, progress)
+
+
+def named_paths(patches: Iterable[mail.Patch]) -> set[str]:
+    """Return every path that the patches name."""
+    return {path for patch in patches for path in strict.touched(patch.name, patch.diff)}
+
+
+def apply_in(repo: GitRepo, patches: Sequence[mail.Patch], files: Mapping[str, bytes], progress: Progress) -> Applied:
+    """Apply patches on the HEAD of a repository, which is the release that ``files`` holds.
+
+    :raises PatchApplyError: a patch does not apply exactly, or the two readers disagree.
+    """
     base = repo.run("rev-parse", "HEAD").text
     state: dict[str, bytes | None] = {}
 
@@ -91,7 +103,7 @@ def apply_series(series: Series, wheel: Wheel, folder: Path, progress: Progress)
     return Applied(repo.tree("HEAD", PREFIX.rstrip("/")), inside, tuple(patches), outside)
 
 
-def _agree(repo: GitRepo, base: str, state: dict[str, bytes | None], files: dict[str, bytes]) -> None:
+def _agree(repo: GitRepo, base: str, state: dict[str, bytes | None], files: Mapping[str, bytes]) -> None:
     """Compare what git made of the series with what the strict reader made of it."""
     changed = repo.changed(base)
     # A file that one patch adds and a later one deletes is in neither tree.

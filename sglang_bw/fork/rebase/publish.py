@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sglang_bw.errors import LintError, OutputError, RebaseFailedError
 from sglang_bw.fork import lint
-from sglang_bw.fork.apply import Progress, apply_series
+from sglang_bw.fork.apply import Progress, apply_in, named_paths, text_files
 from sglang_bw.fork.build import BuiltWheel, pack
 from sglang_bw.fork.mail import read_patch
 from sglang_bw.fork.patchtests import PatchRun, named_tests, run_patches, run_tests
@@ -51,7 +51,10 @@ def staged(scratch: Scratch, state: RebaseState, source: Wheel, progress: Progre
         (target / ORDER_FILE).write_text("".join(f"{patch.name}\n" for patch in exported), encoding="utf-8")
         pins = Pins(version=state.request.new, wheels=state.request.new_wheels)
         write_pins(target / PINS_FILE, pins)
-        applied = apply_series(Series.load(target.parent, pins.version), source, place / "apply", progress)
+        progress("applying the new series with both readers")
+        patches = [read_patch(path) for path in Series.load(target.parent, pins.version).files]
+        scratch.start(state.onto, work_on=named_paths(patches))
+        applied = apply_in(scratch.repo, patches, text_files(source), progress)
         write_pins(
             target / PINS_FILE, replace(pins, tree=applied.tree, patched=applied.digests, removed=applied.removed)
         )
