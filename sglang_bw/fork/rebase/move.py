@@ -15,7 +15,7 @@ from sglang_bw.fork.mail import Patch
 from sglang_bw.fork.rebase import semantic
 from sglang_bw.fork.rebase.evidence import Hunk, Versions, hunks_of
 from sglang_bw.fork.rebase.outcome import Conflict, HunkReport, HunkWord, PatchOutcome, Word
-from sglang_bw.fork.rebase.search import TELLING, Tree
+from sglang_bw.fork.rebase.search import Tree
 from sglang_bw.fork.rebase.semantic import Doubt
 from sglang_bw.fork.rebase.units import Lines, every_thing, parse
 from sglang_bw.fork.scratch import Scratch
@@ -237,10 +237,11 @@ def _text(data: bytes) -> str:
 def _finished(hunk: Hunk, versions: Versions, conflicts: Sequence[Conflict]) -> HunkReport:
     """Return a hunk's report as it stands once the patch has its word: which hunks lie in a conflict."""
     report = hunk.report
-    telling = [line.strip().decode("utf-8", "replace") for line in hunk.added if len(line.strip()) >= TELLING]
+    mine = {line.strip().decode("utf-8", "replace") for line in hunk.added if len(line.strip()) > 1}
     for conflict in conflicts if report.word is HunkWord.APPLIED else ():
         is_here = conflict.path in (versions.path, versions.there)
-        if is_here and (not conflict.ours or any(line in conflict.ours for line in telling)):
+        ours = {line.strip() for line in conflict.ours.splitlines()}
+        if is_here and (not ours or mine & ours):
             return report.model_copy(update={"word": HunkWord.CONFLICT, "says": conflict.why})
     return report
 
