@@ -48,8 +48,11 @@ class Wheels:
     read_new: Reader
 
 
-def request_of(series: Series, wheels: Wheels) -> Request:
-    """Return what is asked, as the state keeps it."""
+def request_of(series: Series, wheels: Wheels, present: Series | None) -> Request:
+    """Return what is asked, as the state keeps it.
+
+    :param present: the new release's own series, when patches are put on top of it.
+    """
     return Request(
         base=series.base,
         new=wheels.new.version,
@@ -58,6 +61,7 @@ def request_of(series: Series, wheels: Wheels) -> Request:
         new_wheel=wheels.new_name,
         new_wheels=wheels.new.wheels,
         series=digests(series),
+        present=digests(present) if present else {},
     )
 
 
@@ -66,8 +70,18 @@ def digests(series: Series) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in series.files}
 
 
-def begin(scratch: Scratch, series: Series, wheels: Wheels, *, keep_going: bool, progress: Progress) -> RebaseState:
+def begin(
+    scratch: Scratch,
+    series: Series,
+    wheels: Wheels,
+    present: Series | None,
+    *,
+    keep_going: bool,
+    progress: Progress,
+) -> RebaseState:
     """Make the two releases and the old series commits, and remember the rebase.
+
+    :param present: the new release's own series; only what it lacks is moved then.
 
     :raises DriftError: the patch files are not what git exports from them, or make another tree than the pinned one.
     """
@@ -94,14 +108,18 @@ def begin(scratch: Scratch, series: Series, wheels: Wheels, *, keep_going: bool,
     commits = scratch.am_series(series.files)
     _require_no_drift(scratch, series, origin)
     scratch.start(onto, work_on=[])
+    there = present.order if present else ()
+    moving = [(name, commit) for name, commit in zip(series.order, commits, strict=True) if name not in there]
+    head = [onto, *scratch.am_series(present.files if present else ())][-1]
     state = RebaseState(
         tool=__version__,
-        request=request_of(series, wheels),
+        request=request_of(series, wheels, present),
         phase=Phase.MOVING,
         origin=origin,
-        series=tuple(commits),
+        patches=tuple(name for name, _ in moving),
+        series=tuple(commit for _, commit in moving),
         onto=onto,
-        head=onto,
+        head=head,
         keep_going=keep_going,
     )
     scratch.write_state(state)
@@ -155,8 +173,9 @@ def resume(scratch: Scratch, state: RebaseState, request: Request) -> None:
             )
 
 
-def move_all(scratch: Scratch, state: RebaseState, files: Sequence[Path], progress: Progress) -> RebaseState:
-    """Move patches until one needs a person, or all have their word."""
+def move_all(scratch: Scratch, state: RebaseState, folder: Path, progress: Progress) -> RebaseState:
+    """Move the patches of ``folder`` until one needs a person, or all have their word."""
+    files = [folder / name for name in state.patches]
     scratch.start(state.head, work_on=[])
     tree = Tree(lambda: scratch.files(state.onto), lambda: scratch.files(state.origin))
     mover = Mover(scratch, state.request.new, state.onto, tree)

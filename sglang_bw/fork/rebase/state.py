@@ -27,7 +27,10 @@ class _Frozen(BaseModel):
 
 
 class Request(_Frozen):
-    """What was asked: two releases by version and wheel, and the series as it lay on disk (file -> sha256)."""
+    """What was asked: two releases by version and wheel, and the series as it lay on disk (file -> sha256).
+
+    ``present`` is the new release's own series, which the patches that it lacks are put on top of.
+    """
 
     base: str
     new: str
@@ -36,13 +39,15 @@ class Request(_Frozen):
     new_wheel: str
     new_wheels: dict[str, str]
     series: dict[str, str]
+    present: dict[str, str] = {}
 
 
 class RebaseState(_Frozen):
     """A rebase that is open.
 
-    ``series`` are the commits of the old series, ``onto`` the new release, ``head`` the last commit that is done and
-    ``onto``'s while none is; ``outcomes`` has one entry a patch that has its word, the stopped one's included.
+    ``patches`` are the files to move and ``series`` their commits on the old release; ``onto`` is the new release and
+    ``head`` the last commit on it that is done; ``outcomes`` has one entry a patch that has its word, the stopped one's
+    included.
     """
 
     schema_version: Literal[1] = 1
@@ -50,6 +55,7 @@ class RebaseState(_Frozen):
     request: Request
     phase: Phase
     origin: str
+    patches: tuple[str, ...]
     series: tuple[str, ...]
     onto: str
     head: str
@@ -81,7 +87,7 @@ def require_same(state: RebaseState, request: Request) -> None:
             f"a rebase from {state.request.base} to {state.request.new} is open",
             hint=f"finish it with `{state.command} --continue`, or end it with `sglang-bw rebase --abort`",
         )
-    what = "the series on disk" if differs == ["series"] else " and ".join(differs)
+    what = "the series on disk" if set(differs) <= {"series", "present"} else " and ".join(differs)
     raise RebaseOpenError(
         f"{what} changed since the rebase from {state.request.base} to {state.request.new} began",
         hint="end it with `sglang-bw rebase --abort` and start again, or undo the change",
