@@ -119,6 +119,7 @@ def tiny_engine(folder: Path, **arguments: Any) -> Iterator[Any]:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
+        no_groups = dict(vars(parallel_state))
         parallel_state.init_distributed_environment(1, 0, f"tcp://127.0.0.1:{port}", 0, "gloo")
         parallel_state.initialize_model_parallel(backend="gloo")
         dp_attention.initialize_dp_attention(args, args.get_model_config())
@@ -127,3 +128,4 @@ def tiny_engine(folder: Path, **arguments: Any) -> Iterator[Any]:
         finally:
             parallel_state.destroy_model_parallel()
             parallel_state.destroy_distributed_environment()
+            vars(parallel_state).update(no_groups)  # the first of the two forgets the attention and expert groups
