@@ -12,7 +12,14 @@ import torch
 from tests.patches.engine_059 import stand_in_for_the_kernels
 
 EXPERTS = 128
-SHARED_MEMORY = {"sm80": 166_912, "sm89": 101_376, "sm90": 232_448, "sm100": 232_448, "sm120": 101_376, "sm121": 101_376}
+SHARED_MEMORY = {
+    "sm80": 166_912,
+    "sm89": 101_376,
+    "sm90": 232_448,
+    "sm100": 232_448,
+    "sm120": 101_376,
+    "sm121": 101_376,
+}
 LARGE = {"BLOCK_SIZE_M": 128, "BLOCK_SIZE_N": 256, "BLOCK_SIZE_K": 128, "GROUP_SIZE_M": 32}
 SMALL = {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 128, "BLOCK_SIZE_K": 128}
 
@@ -26,9 +33,7 @@ def default_config(arch: str, tokens: int, monkeypatch: pytest.MonkeyPatch, **ch
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: board)
-    monkeypatch.setattr(
-        module, "get_global_server_args", lambda: SimpleNamespace(enable_deterministic_inference=False)
-    )
+    monkeypatch.setattr(module, "get_global_server_args", lambda: SimpleNamespace(enable_deterministic_inference=False))
     arguments = {"M": tokens, "E": EXPERTS, "N": 768, "K": 2048, "topk": 8, "dtype": "fp8_w8a8", "is_marlin": False}
     config: dict[str, int] = module.get_default_config(**arguments | changes)
     return config
@@ -77,6 +82,4 @@ def test_few_tokens_have_the_small_tile_everywhere(arch: str, monkeypatch: pytes
 
 @pytest.mark.parametrize("changes", [{"block_shape": [128, 128]}, {"dtype": None}, {"dtype": "int4_w4a16"}])
 def test_other_formats_are_as_before(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert default_config("sm120", 8192, monkeypatch, **changes) == default_config(
-        "sm90", 8192, monkeypatch, **changes
-    )
+    assert default_config("sm120", 8192, monkeypatch, **changes) == default_config("sm90", 8192, monkeypatch, **changes)

@@ -77,8 +77,8 @@ def test_the_draft_worker_gets_the_embedding(args: Any, monkeypatch: pytest.Monk
     Worker.draft_model_runner.model.load_lm_head_from_target = False
     Worker.draft_model_runner.model.hot_token_id = None
     monkeypatch.setattr(TpModelWorker, "__init__", lambda *_, **__: None)
-    ranks = dict.fromkeys(("gpu_id", "tp_rank", "dp_rank", "moe_ep_rank", "attn_cp_rank", "moe_dp_rank", "nccl_port"), 0)
-    say_how_it_ends(lambda: Worker(args, target_worker=target_worker, **ranks))
+    ranks = dict.fromkeys(("tp_rank", "dp_rank", "moe_ep_rank", "attn_cp_rank", "moe_dp_rank"), 0)
+    say_how_it_ends(lambda: Worker(args, gpu_id=0, nccl_port=0, target_worker=target_worker, **ranks))
     Worker.draft_model_runner.model.set_embed.assert_called_once_with(model.language_model.model.embed_tokens.weight)
 
 

@@ -14,7 +14,7 @@ import pytest
 WORLD = 2
 # The engine's own group and communicator; the two-shot kernel and the allocation are stood in for, the sum is gloo's.
 RANK = """
-import json, sys
+import json, os, sys
 import torch
 from types import SimpleNamespace
 rank, port = int(sys.argv[1]), sys.argv[2]
@@ -46,7 +46,9 @@ def reduced(count, dtype):
     return [tensor[0].item(), tensor[-1].item()]
 
 cases = {"bfloat16": (8, torch.bfloat16), "float32": (8, torch.float32), "oversize": (4096, torch.bfloat16)}
-print(json.dumps({name: reduced(*case) for name, case in cases.items()}))
+print(json.dumps({name: reduced(*case) for name, case in cases.items()}), flush=True)
+torch.distributed.barrier(group=group.cpu_group)
+os._exit(0)  # an orderly end of one rank can abort the other, which still holds a connection
 """
 
 
