@@ -96,7 +96,7 @@ def minimax_m3_vl() -> Built:
     from sglang.srt.models.minimax_m3_vl import MiniMaxM3SparseForConditionalGeneration
 
     text = minimax_m3()[1]
-    return MiniMaxM3SparseForConditionalGeneration, _wrapper(text, model=lambda: MiniMaxM3Model(text))
+    return MiniMaxM3SparseForConditionalGeneration, wrapper(text, model=lambda: MiniMaxM3Model(text))
 
 
 def glm4_moe() -> Built:
@@ -253,7 +253,7 @@ def hunyuan_v4() -> Built:
 def around(make: Callable[[], Built]) -> Any:
     """Return the configuration of a wrapper whose language model is made by ``make``."""
     model_class, text = make()
-    return _wrapper(text, language_model=lambda: model_class(text))
+    return wrapper(text, language_model=lambda: model_class(text))
 
 
 def _language_model_only(text: Any) -> Any:
@@ -264,7 +264,7 @@ def _language_model_only(text: Any) -> Any:
     return config
 
 
-def _wrapper(text: Any, **parts: Callable[[], Any]) -> Any:
+def wrapper(text: Any, **parts: Callable[[], Any]) -> Any:
     """Return a wrapper's configuration; :func:`build` makes ``parts`` instead of running the constructor."""
     from transformers import PretrainedConfig
 

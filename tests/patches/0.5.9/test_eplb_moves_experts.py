@@ -13,10 +13,20 @@ from tests.patches.engine_059 import tiny_engine
 from tests.patches.eplb_059 import AT_EVERY_PASS, check_rebalance, locate, rebalance
 from tests.patches.kimi_k25 import deepseek_v3
 
+
+def qwen3_vl_moe() -> moe_models.Built:
+    """The wrapper around the language model, without a vision tower."""
+    from sglang.srt.models.qwen3_vl_moe import Qwen3MoeLLMModel, Qwen3VLMoeForConditionalGeneration
+
+    text = moe_models.qwen3_moe()[1]
+    return Qwen3VLMoeForConditionalGeneration, moe_models.wrapper(text, model=lambda: Qwen3MoeLLMModel(config=text))
+
+
 DIES = pytest.mark.stock_failure(AttributeError, r"has no attribute 'routed_experts_weights_of_layer'")
 UNLISTED = [
     pytest.param(moe_models.minimax_m2, marks=DIES),
     pytest.param(moe_models.qwen2_moe, marks=DIES),
+    pytest.param(qwen3_vl_moe, marks=DIES),
     moe_models.glm4_moe,  # stock does not get that far: it lacks the slots
 ]
 
