@@ -57,7 +57,7 @@ def locations(args: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
     return place
 
 
-def build(built: moe_models.Built, *, draft: bool) -> Any:
+def build(built: moe_models.Built, *, draft: bool, experts: int = moe_models.EXPERTS) -> Any:
     """Build a model as a draft worker does, or as a target's, and load numbered experts into it."""
     from sglang.srt.layers.moe.utils import speculative_moe_backend_context
 
@@ -69,7 +69,7 @@ def build(built: moe_models.Built, *, draft: bool) -> Any:
     for layer in moe_models.expert_layers(model).values():
         for param in (layer.w13_weight, layer.w2_weight):
             param.data.fill_(-1)  # one rank loads one copy of each of the target's experts
-        for expert in range(moe_models.EXPERTS):
+        for expert in range(experts):
             for name in ("w1", "w2", "w3"):
                 param = layer.w2_weight if name == "w2" else layer.w13_weight
                 rows = param.shape[1] // (1 if name == "w2" else 2)
@@ -135,6 +135,15 @@ def test_a_given_placement_of_the_target_is_not_the_drafts(
     model = build(draft(), draft=True)
     assert moe_models.experts_in_slots(model, 0) == TRIVIAL
     assert experts_that_run(model, 0, monkeypatch)[0] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("experts", [2, 8])
+def test_a_draft_may_have_another_number_of_experts(experts: int, locations: Any) -> None:
+    locations(moe_models.glm4_moe, MOVED)
+    model_class, config = glm_nextn()
+    config.n_routed_experts = experts
+    model = build((model_class, config), draft=True, experts=experts)
+    assert moe_models.experts_in_slots(model, 0)[:experts] == list(range(experts))
 
 
 @pytest.mark.parametrize("target", [moe_models.glm4_moe, deepseek_v3])
