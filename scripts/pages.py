@@ -1,4 +1,4 @@
-"""Write what the pages take from the newest series: README's version and table, and docs/patches.md.
+"""Write what the pages take from the series: README's version and table (newest base), and docs/patches.md (each base).
 
 `python scripts/pages.py` brings them up to date; a test keeps them so.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sglang_bw.fork import strict
 from sglang_bw.fork.mail import Patch, description, markdown_table, read_patch
-from sglang_bw.fork.series import Series, newest_base, patches_root
+from sglang_bw.fork.series import Series, bases, newest_base, patches_root
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 README = CHECKOUT / "README.md"
@@ -20,20 +20,26 @@ _VERSION = re.compile(r'(?<="sglang==)[0-9a-z.+]+(?=")')
 
 def readme(text: str) -> str:
     """Return README text with version and table brought up to date."""
-    series, patches = _newest()
+    series, patches = _load(newest_base(patches_root()))
     text = _VERSION.sub(series.pins.full_version, text)
     return _between(text, "sglang-bw patches list --markdown", markdown_table(patches))
 
 
 def patch_page(text: str) -> str:
-    """Return docs/patches.md with one section a patch; what stands outside of the marks is written by hand."""
-    _, patches = _newest()
-    return _between(text, "generated from the patch headers by scripts/pages.py", "\n".join(map(_section, patches)))
+    """Return docs/patches.md with one section a patch; what stands outside of a base's marks is written by hand."""
+    for base in bases(patches_root()):
+        _, patches = _load(base)
+        text = _between(text, patches_mark(base), "\n".join(map(_section, patches)))
+    return text
 
 
-def _newest() -> tuple[Series, list[Patch]]:
-    root = patches_root()
-    series = Series.load(root, newest_base(root))
+def patches_mark(base: str) -> str:
+    """Return what opens the generated part of a base in docs/patches.md."""
+    return f"generated from the patch headers of {base} by scripts/pages.py"
+
+
+def _load(base: str) -> tuple[Series, list[Patch]]:
+    series = Series.load(patches_root(), base)
     return series, [read_patch(path) for path in series.files]
 
 
@@ -41,7 +47,7 @@ def _section(patch: Patch) -> str:
     bugs = "; ".join(f"<{bug}>" if bug.startswith("http") else bug for bug in patch.all("Bug"))
     files = ", ".join(f"`{path.removeprefix('python/sglang/')}`" for path in strict.touched(patch.name, patch.diff))
     rows = [
-        f"## {patch.name[:4]} {patch.subject}",
+        f"### {patch.name[:4]} {patch.subject}",
         "",
         f"**{patch.trailer('Why')}**",
         "",

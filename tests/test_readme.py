@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 
-from scripts.pages import PATCHES, patch_page, readme
+from scripts.pages import PATCHES, patch_page, patches_mark, readme
 from sglang_bw import errors
 from sglang_bw.cli import cli
+from sglang_bw.fork.series import bases
 from tests.conftest import CHECKOUT
+from tests.conftest import PATCHES as SERIES
 
 README = (CHECKOUT / "README.md").read_text(encoding="utf-8")
 
@@ -19,6 +21,7 @@ def test_readme_has_the_version_and_the_patches_of_the_newest_series() -> None:
 def test_patch_page_is_generated_from_the_headers() -> None:
     page = PATCHES.read_text(encoding="utf-8")
     assert patch_page(page) == page, "run `python scripts/pages.py`"
+    assert [base for base in bases(SERIES) if f"<!-- {patches_mark(base)} -->" not in page] == []
 
 
 def test_install_lines_ask_for_the_full_version() -> None:

@@ -21,7 +21,7 @@ GIB = 1 << 30
 # GiB unpacked with bytecode, and downloaded. Whole environments of the 0.5.23 locks on Python 3.12, x86_64, measured:
 # cpu 6.5, cuda 10.2; the rest is estimated. "light" is what is left when torch and CUDA's libraries are there already.
 _SIZES = {"cpu": (7.0, 3.0), "cpu-torch": (2.5, 0.8), "cuda": (11.0, 5.0), "light": (1.5, 0.5)}
-_HEAVY = ("nvidia-", "flashinfer", "sglang-kernel")
+_HEAVY = ("nvidia-", "flashinfer", "sglang-kernel", "sgl-kernel")
 
 
 def interpreter(environment: Environment, root: Path, base: str) -> Iterator[str]:
@@ -34,11 +34,14 @@ def interpreter(environment: Environment, root: Path, base: str) -> Iterator[str
     locks = [path.stem.split("-") for path in (root / base / FOLDER).glob("*-*-*.txt") if path.stem.startswith(DEVICES)]
     pythons = sorted({lock[1] for lock in locks}, key=lambda text: [int(part) for part in text.split(".")])
     machines = sorted({lock[2] for lock in locks})
+    if not locks:
+        yield f"SGLang {base} has no dependency locks: `sglang-bw build --base {base}` makes the wheel alone"
+        return
     if environment.python not in pythons:
         full = ".".join(map(str, environment.version))
         yield f"Python {full} at {environment.executable}: SGLang {base} needs {', '.join(pythons)}"
     if environment.machine not in machines:
-        yield f"SGLang {base} has no wheels for {environment.machine}, only for {', '.join(machines)}"
+        yield f"SGLang {base} and its kernels have no wheels for {environment.machine}, only for {', '.join(machines)}"
 
 
 def libc(environment: Environment, wheel_name: str) -> Iterator[str]:

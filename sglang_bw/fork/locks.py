@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -190,38 +190,71 @@ def read_input(path: Path) -> list[Requirement]:
     return found
 
 
-def compile_locks(root: Path, base: str, *, upgrade: bool = False, progress: Callable[[str], None]) -> list[Path]:
-    """Write every lock of a base with ``uv pip compile``; versions stay as they are unless ``upgrade``.
+def lock_names(root: Path, base: str) -> list[str]:
+    """Return which locks a base has (``cuda-3.12-x86_64``), in order; every one that its inputs allow if none is there.
+
+    A base need not have all: a release may have no kernels for a machine, or for a CPU.
+    """
+    folder = root / base / FOLDER
+    wanted = [
+        f"{device}-{python}-{machine}"
+        for device in DEVICES
+        for python in PYTHONS
+        for machine in MACHINES
+        if (folder / f"{device}.in").is_file()
+    ]
+    return [name for name in wanted if (folder / f"{name}.txt").is_file()] or wanted
+
+
+def compile_locks(
+    root: Path,
+    base: str,
+    *,
+    names: Sequence[str] = (),
+    upgrade: bool = False,
+    until: str | None = None,
+    progress: Callable[[str], None],
+) -> list[Path]:
+    """Write the locks of a base with ``uv pip compile``; versions stay as they are unless ``upgrade``.
 
     All locks start from the versions of the first one, so that they differ only where they must. Wheels only, and
     no index is named: the user's own settings say where packages come from.
 
+    :param names: these locks (``cuda-3.12-x86_64``), by default those that are there.
+    :param until: take no file that was published after this date (``2026-03-01``): for a release of the past, whose
+        open requirements newer packages do not meet.
     :raises InstallError: uv is missing or finds no solution.
     """
     uv = find_uv()
     if uv is None:
         raise InstallError("the locks are compiled with uv, which is not here", hint="pip install uv")
     folder = root / base / FOLDER
+    known = list(dict.fromkeys([*lock_names(root, base), *names]))
     written = []
-    for device in DEVICES:
-        first = lock_path(root, base, device, PYTHONS[0], MACHINES[0])
-        for python, machine in ((p, m) for p in PYTHONS for m in MACHINES):
-            path = lock_path(root, base, device, python, machine)
-            progress(path.name)
-            if not path.exists() or (upgrade and path != first):
-                shutil.copyfile(
-                    first if first.exists() else lock_path(root, base, DEVICES[0], PYTHONS[0], MACHINES[0]), path
-                )
-            command = [uv, "pip", "compile", "--quiet", "--generate-hashes", "--no-header", "--no-annotate"]
-            command += ["--only-binary", ":all:", "--python-version", python]
-            command += ["--python-platform", f"{machine}-manylinux_2_34", "--output-file", path.name]
-            command += ["--constraints", "cuda.in"] if device != "cuda" else []
-            command += ["--upgrade"] if upgrade and path == first else []
-            done = subprocess.run([*command, f"{device}.in"], cwd=folder, capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise InstallError(f"uv finds no lock for {path.name}:\n{done.stderr.strip()}")
-            written.append(path)
+    for name in names or known:
+        device, python, machine = name.split("-")
+        path = folder / f"{name}.txt"
+        first = next(folder / f"{other}.txt" for other in known if other.startswith(f"{device}-"))
+        progress(path.name)
+        if not path.exists() or (upgrade and path != first):
+            _start_from(path, first, folder / f"{known[0]}.txt")
+        command = [uv, "pip", "compile", "--quiet", "--generate-hashes", "--no-header", "--no-annotate"]
+        command += ["--only-binary", ":all:", "--python-version", python]
+        command += ["--python-platform", f"{machine}-manylinux_2_34", "--output-file", path.name]
+        command += ["--constraints", "cuda.in"] if device != "cuda" else []
+        command += ["--upgrade"] if upgrade and path == first else []
+        command += ["--exclude-newer", until] if until else []
+        done = subprocess.run([*command, f"{device}.in"], cwd=folder, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise InstallError(f"uv finds no lock for {path.name}:\n{done.stderr.strip()}")
+        written.append(path)
     return written
+
+
+def _start_from(path: Path, *others: Path) -> None:
+    """Copy the first of ``others`` that is there: uv keeps the versions it finds in its output file."""
+    if found := next((other for other in others if other != path and other.is_file()), None):
+        shutil.copyfile(found, path)
 
 
 def find_uv() -> str | None:

@@ -429,6 +429,12 @@ def test_unfit_interpreter(
             plan(engine.root, engine.request(python, wheel=None))
 
 
+def test_a_base_without_locks_is_refused_with_what_can_be_done(engine: Engine, venv: Path, nothing_runs: None) -> None:
+    shutil.rmtree(engine.root / VERSION / "locks")
+    with pytest.raises(RefusedError, match=f"no dependency locks: `sglang-bw build --base {VERSION}`"):
+        plan_install(engine.root, engine.request(venv, wheel=None))
+
+
 @pytest.mark.parametrize(
     ("libc", "fits"),
     [(["glibc", "2.34"], True), (["glibc", "2.41"], True), (["glibc", "2.31"], False), (["", ""], False)],

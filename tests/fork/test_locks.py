@@ -15,6 +15,7 @@ from packaging.version import Version
 from sglang_bw.errors import BadWheelError, InstallError, LintError, UnknownBaseError
 from sglang_bw.fork import locks
 from sglang_bw.fork.locks import DEVICES, LEFT_OUT, MACHINES, PYTHONS, Lock, Locked
+from sglang_bw.fork.series import bases
 from tests.fork.target import write_wheel
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -213,6 +214,75 @@ def test_torch_is_the_release_the_engine_pins() -> None:
     for names in product(DEVICES, PYTHONS, MACHINES):
         found = {package.name: Version(package.version) for package in load(*names).packages}
         assert (found["torch"], found["torchvision"]) == (Version("2.14.1"), Version("0.29.1"))
+
+
+OLDER = [(base, name) for base in bases(PATCHES) if base != BASE for name in locks.lock_names(PATCHES, base)]
+
+
+@pytest.mark.parametrize(("base", "name"), OLDER)
+def test_an_older_base_has_what_its_engine_asks_for_and_lets_the_tool_run(base: str, name: str) -> None:
+    device, python, machine = name.split("-")
+    packages = Lock.load(PATCHES, base, device, python, machine).packages
+    found = {package.name: package.version for package in packages}
+    assert len(found) == len(packages) > 100
+    assert all(package.hashes for package in packages)
+    assert "://" not in locks.lock_path(PATCHES, base, device, python, machine).read_text()
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+    for requirement in locks.read_input(PATCHES / base / locks.FOLDER / f"{device}.in"):
+        if applies(requirement, python, machine):
+            assert requirement.specifier.contains(found[canonicalize_name(requirement.name)], prereleases=True)
+    for requirement in map(Requirement, project["dependencies"]):
+        version = found.get(canonicalize_name(requirement.name))
+        assert version is None or requirement.specifier.contains(version), f"{requirement}: {version}"
+
+
+def test_a_base_has_the_locks_that_are_there_else_all_that_its_inputs_allow(tmp_path: Path) -> None:
+    folder = tmp_path / BASE / locks.FOLDER
+    folder.mkdir(parents=True)
+    assert locks.lock_names(tmp_path, BASE) == []
+    (folder / "cuda.in").write_text("torch\n")
+    every = [f"cuda-{python}-{machine}" for python, machine in product(PYTHONS, MACHINES)]
+    assert locks.lock_names(tmp_path, BASE) == every
+    for name in ("cuda-3.12-x86_64", "cuda-3.11-x86_64"):
+        (folder / f"{name}.txt").write_text("")
+    assert locks.lock_names(tmp_path, BASE) == ["cuda-3.11-x86_64", "cuda-3.12-x86_64"]
+
+
+@pytest.fixture
+def uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A uv that writes its options into the lock, under what it found there; the registry is out of reach."""
+    program = tmp_path / "uv"
+    program.write_text(
+        '#!/bin/sh\nfor last; do [ "$previous" = --output-file ] && out=$last; previous=$last; done\n'
+        'echo "$@" >> "$out"\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr(locks, "find_uv", lambda: str(program))
+    folder = tmp_path / BASE / locks.FOLDER
+    folder.mkdir(parents=True)
+    (folder / "cuda.in").write_text("torch\n")
+    return folder
+
+
+def test_one_lock_of_a_release_of_the_past(uv: Path) -> None:
+    written = locks.compile_locks(
+        uv.parents[1], BASE, names=["cuda-3.12-x86_64"], until="2026-03-01", progress=lambda _: None
+    )
+    assert written == [uv / "cuda-3.12-x86_64.txt"] == list(uv.glob("*.txt"))
+    (asked,) = written[0].read_text().splitlines()
+    assert "--exclude-newer 2026-03-01 cuda.in" in asked
+    assert "--python-version 3.12 --python-platform x86_64-manylinux_2_34" in asked
+
+
+def test_a_new_lock_starts_from_the_versions_of_the_first(uv: Path) -> None:
+    (uv / "cuda-3.11-x86_64.txt").write_text("first\n")
+    locks.compile_locks(uv.parents[1], BASE, names=["cuda-3.12-x86_64"], progress=lambda _: None)
+    assert (uv / "cuda-3.12-x86_64.txt").read_text().startswith("first\n")
+    assert (uv / "cuda-3.11-x86_64.txt").read_text() == "first\n"
+    locks.compile_locks(uv.parents[1], BASE, upgrade=True, progress=lambda _: None)
+    first, second = (uv / f"cuda-{python}-x86_64.txt" for python in ("3.11", "3.12"))
+    assert "--upgrade" in first.read_text()
+    assert second.read_text().startswith(first.read_text())
 
 
 def test_compiling_needs_uv(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from sglang_bw.errors import KernelError, NotInstalledError
 from sglang_bw.host import kernels
 from sglang_bw.host.arch import ARCHS
 from sglang_bw.host.kernel_probe import cubin
-from tests.conftest import EngineTrees
+from tests.conftest import EngineTrees, engine_trees_of
 from tests.host import fake_tree
 
 SM120 = ARCHS["sm120"]
@@ -206,3 +206,15 @@ def test_everything_of_the_engine_fits_on_sm120(engine_trees: EngineTrees, kind:
     assert report.error() is None
     assert not [row.name for row in report.checked if row.absent]
     assert {row.family for row in report.checked} == set(kernels.PARTS)
+
+
+@pytest.mark.slow
+@needs_triton
+@pytest.mark.parametrize(("kind", "over"), [("stock", {147_456}), ("patched", set())])
+def test_the_fp8_experts_of_0_5_9_fit_on_sm120_once_patched(kind: str, over: set[int]) -> None:
+    report = kernels.check(SM120, tree=getattr(engine_trees_of("0.5.9"), kind), parts=("moe",))
+    bad = list(report.bad())
+    assert {kernel.shared_bytes for _, kernel in bad} == over
+    assert all("fp8" in row.name and "8192 tokens" in row.name for row, _ in bad)
+    assert not [row.problem for row in report.checked if row.problem]
+    assert any("fp8 channel, 8192 tokens" in row.name and row.kernels for row in report.checked)

@@ -96,7 +96,7 @@ def minimax_m3_vl() -> Built:
     from sglang.srt.models.minimax_m3_vl import MiniMaxM3SparseForConditionalGeneration
 
     text = minimax_m3()[1]
-    return MiniMaxM3SparseForConditionalGeneration, _wrapper(text, model=lambda: MiniMaxM3Model(text))
+    return MiniMaxM3SparseForConditionalGeneration, wrapper(text, model=lambda: MiniMaxM3Model(text))
 
 
 def glm4_moe() -> Built:
@@ -183,13 +183,13 @@ def kimi_k3_linear() -> Built:
 def kimi_k3() -> Built:
     from sglang.srt.models.kimi_k3 import KimiK3ForConditionalGeneration
 
-    return KimiK3ForConditionalGeneration, _around(kimi_k3_linear)
+    return KimiK3ForConditionalGeneration, around(kimi_k3_linear)
 
 
 def kimi_vl() -> Built:
     from sglang.srt.models.kimi_vl import KimiVLForConditionalGeneration
 
-    return KimiVLForConditionalGeneration, _around(deepseek_v2)
+    return KimiVLForConditionalGeneration, around(deepseek_v2)
 
 
 def glm4v_moe() -> Built:
@@ -204,13 +204,13 @@ def glm4v_moe() -> Built:
 def intern_vl() -> Built:
     from sglang.srt.models.internvl import InternVLChatModel
 
-    return InternVLChatModel, _around(qwen3_moe)
+    return InternVLChatModel, around(qwen3_moe)
 
 
 def intern_s1() -> Built:
     from sglang.srt.models.interns1 import InternS1ForConditionalGeneration
 
-    return InternS1ForConditionalGeneration, _around(qwen3_moe)
+    return InternS1ForConditionalGeneration, around(qwen3_moe)
 
 
 def qwen3_omni_moe() -> Built:
@@ -229,7 +229,7 @@ def pixtral() -> Built:
     """Mistral Large 3."""
     from sglang.srt.models.pixtral import PixtralForConditionalGeneration
 
-    config = _around(deepseek_v2)
+    config = around(deepseek_v2)
     config.text_config.model_type = "deepseek_v3"
     return PixtralForConditionalGeneration, config
 
@@ -250,9 +250,10 @@ def hunyuan_v4() -> Built:
     return HYV4ForCausalLM, HYV4Config(**{key: value for key, value in values.items() if key != "head_dim"})
 
 
-def _around(make: Callable[[], Built]) -> Any:
+def around(make: Callable[[], Built]) -> Any:
+    """Return the configuration of a wrapper whose language model is made by ``make``."""
     model_class, text = make()
-    return _wrapper(text, language_model=lambda: model_class(text))
+    return wrapper(text, language_model=lambda: model_class(text))
 
 
 def _language_model_only(text: Any) -> Any:
@@ -263,7 +264,7 @@ def _language_model_only(text: Any) -> Any:
     return config
 
 
-def _wrapper(text: Any, **parts: Callable[[], Any]) -> Any:
+def wrapper(text: Any, **parts: Callable[[], Any]) -> Any:
     """Return a wrapper's configuration; :func:`build` makes ``parts`` instead of running the constructor."""
     from transformers import PretrainedConfig
 
