@@ -61,7 +61,7 @@ def rebase(
         return
     with steps(as_json) as progress:
         if action == "check":
-            _show_check(job.check(found, new, wheel, progress), as_json, markdown)
+            _show_check(job.check(found, new, base, wheel, progress), as_json, markdown)
         if action in ("continue", "skip"):
             report = job.go_on(found, wheel, options, progress, skip=action == "skip", new=new)
         else:

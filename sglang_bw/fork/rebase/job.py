@@ -123,16 +123,19 @@ def abort(root: Path) -> tuple[str, str]:
         return versions
 
 
-def check(root: Path, new: str | None, wheel: Path | None, progress: Progress) -> list[Report]:
-    """Return what a rebase of the newest base to each newer release (or to ``new``) would give; writes nothing."""
-    newest = bases(root)[-1]
+def check(root: Path, new: str | None, base: str | None, wheel: Path | None, progress: Progress) -> list[Report]:
+    """Return what a rebase of ``base`` (the newest) to each newer release (or to ``new``) would give; writes nothing.
+
+    :raises UnknownBaseError: there is no such base.
+    """
     if new:
         wanted = [new]
     else:
+        base = _series(root, base or bases(root)[-1]).base
         progress("asking the index for releases")
-        wanted = [str(release.version) for release in releases.newer(newest, releases.listed())]
+        wanted = [str(release.version) for release in releases.newer(base, releases.listed())]
     options = Options(dry_run=True)
-    return [start(root, version, newest if not new else None, wheel, options, progress) for version in wanted]
+    return [start(root, version, base, wheel, options, progress) for version in wanted]
 
 
 def _finish(

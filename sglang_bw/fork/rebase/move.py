@@ -55,10 +55,6 @@ class Mover:
         )
 
     def _move(self, patch: Patch, commit: str) -> PatchOutcome:
-        applies = patch.trailer("Applies-To")
-        if not SpecifierSet(applies).contains(self.new, prereleases=True):
-            says = f"Applies-To {applies} leaves out {self.new}"
-            return PatchOutcome(patch=patch.name, word=Word.INAPPLICABLE, says=says)
         attempt = self._pick(commit)
         files = self._versions(patch, commit, attempt)
         hunks = hunks_of(patch.name, patch.diff, files)
@@ -66,21 +62,31 @@ class Mover:
         conflicts = [*self._marked(attempt.unmerged), *map(_conflict, doubts)]
         missing = {path for path, versions in files.items() if versions.new is None and versions.old}
         hunks = [self._with_loss(hunk, files[hunk.report.path], missing, doubts) for hunk in hunks]
-        word = self._word(patch, hunks, conflicts, attempt)
-        if word is Word.MERGED or word.needs_a_person:
+        otherwise = self._word(patch, hunks, conflicts, attempt)
+        # Proof that upstream has it says more than a range that somebody wrote down.
+        word = Word.INAPPLICABLE if self._leaves_out(patch) and otherwise is not Word.MERGED else otherwise
+        if word.is_dropped or word.needs_a_person:
             self.repo.run("reset", "--quiet", "--hard")
         else:
             self._commit(commit)
-        if not word.needs_a_person:
+        if not otherwise.needs_a_person:
             conflicts = []
         reports = tuple(self._finished(hunk, files[hunk.report.path], conflicts) for hunk in hunks)
+        says = _says(otherwise, hunks, files)
+        if word is Word.INAPPLICABLE:
+            applies = f"Applies-To {patch.trailer('Applies-To')} leaves out {self.new}, otherwise {otherwise}"
+            says = f"{applies}: {says}" if says else f"{applies}: check that {patch.trailer('Removal')}"
         return PatchOutcome(
             patch=patch.name,
             word=word,
-            says=_says(word, hunks, files),
+            otherwise=otherwise if word is Word.INAPPLICABLE else None,
+            says=says,
             hunks=reports,
             conflicts=tuple(conflicts),
         )
+
+    def _leaves_out(self, patch: Patch) -> bool:
+        return not SpecifierSet(patch.trailer("Applies-To")).contains(self.new, prereleases=True)
 
     def hand_over(self, commit: str) -> None:
         """Leave the patch in a full work tree, with markers where git cannot join, for the user's own tools."""
