@@ -177,7 +177,7 @@ CASES = {
     "a name that the patch uses is not there any more": Case(
         Word.CONFLICT,
         {"sglang/runner.py": edit(RUNNER, (b"size = 1", b"size = os.getpid()"))},
-        {"sglang/runner.py": RUNNER.replace(b"import os\n", b"from os import getcwd\n").replace(b"os.getcwd", b"getcwd")},
+        {"sglang/runner.py": edit(RUNNER, (b"import os\n", b"from os import getcwd\n"), (b"os.getcwd", b"getcwd"))},
         hunks=(HunkWord.CONFLICT,),
     ),
     "a member that an earlier line of the same patch adds": Case(
