@@ -193,21 +193,22 @@ def _wheels(series: Series, new: str, wheel: Path | None, progress: Progress) ->
     else:
         progress(f"asking the index for SGLang {new}")
         pins = Pins(version=new, wheels=releases.find(new, releases.listed()).pins)
-        name = _pick(pins)
+        name = pick_any(pins)
         progress(f"fetching {name}")
         upstream.fetch(pins, name)
-    return _with_readers(series, pins, name)
+    return with_readers(series, pins, name)
 
 
 def _known_wheels(series: Series, state: RebaseState, wheel: Path | None) -> session.Wheels:
     if wheel:
         upstream.keep(wheel)
     pins = Pins(version=state.request.new, wheels=state.request.new_wheels)
-    return _with_readers(series, pins, state.request.new_wheel)
+    return with_readers(series, pins, state.request.new_wheel)
 
 
-def _with_readers(series: Series, pins: Pins, name: str) -> session.Wheels:
-    base_name = _pick(series.pins)
+def with_readers(series: Series, pins: Pins, name: str) -> session.Wheels:
+    """Return the two releases with a reader each; a wheel is fetched when it is first read."""
+    base_name = pick_any(series.pins)
 
     def reader(of: Pins, file: str) -> Callable[[], Wheel]:
         return lambda: read_wheel(upstream.fetch(of, file), sha256=of.wheels[file], version=of.version)
@@ -226,7 +227,7 @@ def _file(wheels: session.Wheels) -> Path:
     return upstream.fetch(wheels.new, wheels.new_name)
 
 
-def _pick(pins: Pins) -> str:
+def pick_any(pins: Pins) -> str:
     """Return the wheel to work on: this Python's and machine's, else any, since all hold the same text."""
     try:
         return upstream.pick_wheel(pins, upstream.this_python(), upstream.this_machine())
