@@ -1,6 +1,7 @@
 """docs/rebase-matrix.md from docs/rebase-matrix.json."""
 
 from __future__ import annotations
+
 from typing import Any
 
 

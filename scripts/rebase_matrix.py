@@ -64,7 +64,7 @@ def cells(base: str, pins: Pins, folder: Path) -> list[dict[str, Any]]:
     name = job.pick_any(pins)
     wheels = job.with_readers(series, pins, name)
     upstream.fetch(pins, name)
-    with opened("matrix") as scratch:
+    with opened(f"matrix-{base}") as scratch:
         scratch.write_state(None)
         quiet = lambda step: None  # noqa: E731
         state = session.begin(scratch, series, wheels, None, keep_going=True, progress=quiet)
@@ -187,7 +187,7 @@ def main() -> int:
     if not asked.page:
         data["made"] = _machine()
         try:
-            _fill(data, asked)
+            data = _fill(data, asked)
         except BwError as error:
             print(f"error: {error.message}\n{error.hint}", file=sys.stderr)
             return error.exit_code
@@ -195,7 +195,7 @@ def main() -> int:
     return 0
 
 
-def _fill(data: dict[str, Any], asked: argparse.Namespace) -> None:
+def _fill(data: dict[str, Any], asked: argparse.Namespace) -> dict[str, Any]:
     wanted = [one for one in between(releases.listed()) if not asked.release or one.version in asked.release]
     for pins in wanted:
         for base in asked.base or BASES:
@@ -203,8 +203,12 @@ def _fill(data: dict[str, Any], asked: argparse.Namespace) -> None:
                 continue
             print(f"{base} on {pins.version}", file=sys.stderr, flush=True)
             with tempfile.TemporaryDirectory(prefix="sglang-bw-matrix-") as folder:
-                data["bases"][base][pins.version] = cells(base, pins, Path(folder))
+                found = cells(base, pins, Path(folder))
+            # The other series may be running elsewhere.
+            data = {**data, "bases": _load()["bases"]}
+            data["bases"][base][pins.version] = found
             _write(data)
+    return data
 
 
 if __name__ == "__main__":

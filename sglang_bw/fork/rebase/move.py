@@ -9,13 +9,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 from sglang_bw.errors import PatchApplyError
 from sglang_bw.fork import strict
 from sglang_bw.fork.gitrepo import GitResult
 from sglang_bw.fork.mail import Patch
 from sglang_bw.fork.rebase import semantic
-from sglang_bw.fork.rebase.evidence import Hunk, Versions, hunks_of
+from sglang_bw.fork.rebase.evidence import Hunk, Versions, added_lines, hunks_of, with_hunks
 from sglang_bw.fork.rebase.outcome import Conflict, HunkReport, HunkWord, PatchOutcome, Word
 from sglang_bw.fork.rebase.search import Tree
 from sglang_bw.fork.rebase.semantic import Doubt
@@ -25,6 +26,7 @@ from sglang_bw.fork.scratch import Scratch
 
 _MARKS = (b"<<<<<<< ", b"||||||| ", b"=======", b">>>>>>> ")
 _SHOWN = 40
+_UPSTREAMS = frozenset({HunkWord.MERGED, HunkWord.OWN})
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,15 @@ class Attempt:
 
     tree: str
     unmerged: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A patch tried on the new release: what git made of it, and why that may not count."""
+
+    attempt: Attempt
+    doubts: tuple[Doubt, ...]
+    conflicts: tuple[Conflict, ...]
 
 
 class Mover:
@@ -58,14 +69,15 @@ class Mover:
         )
 
     def _move(self, patch: Patch, commit: str) -> PatchOutcome:
-        attempt = self._pick(commit)
-        files = self._versions(patch, commit, attempt)
+        files = self._versions(patch, commit)
         hunks = hunks_of(patch.name, patch.diff, files)
-        doubts = self._doubts(files, attempt) if attempt.tree else []
-        conflicts = [*self._marked(attempt.unmerged), *map(_conflict, doubts)]
+        tried = self._tried(commit, files)
+        if tried.conflicts and any(hunk.report.word is HunkWord.MERGED for hunk in hunks):
+            tried = self._without_merged(patch, commit, files, hunks) or tried
+        conflicts: Sequence[Conflict] = tried.conflicts
         missing = {path for path, versions in files.items() if versions.new is None and versions.old}
-        hunks = [self._with_loss(hunk, files[hunk.report.path], missing, doubts) for hunk in hunks]
-        otherwise = self._word(patch, hunks, conflicts, attempt)
+        hunks = [self._with_loss(hunk, files[hunk.report.path], missing, tried.doubts) for hunk in hunks]
+        otherwise = self._word(patch, hunks, conflicts, tried.attempt)
         # Proof that upstream has it says more than a range that somebody wrote down.
         word = Word.INAPPLICABLE if self._leaves_out(patch) and otherwise is not Word.MERGED else otherwise
         if word.is_dropped or word.needs_a_person:
@@ -73,8 +85,7 @@ class Mover:
         else:
             self._commit(commit)
         if not otherwise.needs_a_person:
-            conflicts = []
-        reports = tuple(self._finished(hunk, files[hunk.report.path], conflicts) for hunk in hunks)
+            conflicts = ()
         says = _says(otherwise, hunks, files)
         if word is Word.INAPPLICABLE:
             applies = f"Applies-To {patch.trailer('Applies-To')} leaves out {self.new}, otherwise {otherwise}"
@@ -84,12 +95,44 @@ class Mover:
             word=word,
             otherwise=otherwise if word is Word.INAPPLICABLE else None,
             says=says,
-            hunks=reports,
+            hunks=tuple(self._finished(hunk, files[hunk.report.path], conflicts) for hunk in hunks),
             conflicts=tuple(conflicts),
         )
 
+    def _tried(self, commit: str, files: dict[str, Versions]) -> Tried:
+        attempt = self._pick(commit)
+        doubts = self._doubts(files, attempt) if attempt.tree else []
+        return Tried(attempt, tuple(doubts), (*self._marked(attempt.unmerged), *map(_conflict, doubts)))
+
+    def _without_merged(
+        self, patch: Patch, commit: str, files: dict[str, Versions], hunks: Sequence[Hunk]
+    ) -> Tried | None:
+        """Try the patch without the hunks that upstream has; ``None`` when the rest cannot be joined either."""
+        merged = {hunk.report.number for hunk in hunks if hunk.report.word is HunkWord.MERGED}
+        rest: dict[str, Versions] = {}
+        number = 0
+        for file in strict.parse(patch.name, patch.diff):
+            kept = []
+            for hunk in file:
+                number += 1
+                kept += [hunk] if number not in merged else []
+            if kept:
+                versions = files[file.path]
+                rest[file.path] = replace(versions, patched=with_hunks(versions.old, kept), added=added_lines(kept))
+        if not rest or any(not files[path].patched for path in rest):
+            return None
+        self.repo.run("reset", "--quiet", "--hard")
+        smaller = self.repo.commit_on(f"{commit}^", {path: versions.patched for path, versions in rest.items()})
+        tried = self._tried(smaller, rest)
+        return tried if not tried.conflicts else None
+
     def _leaves_out(self, patch: Patch) -> bool:
         return not SpecifierSet(patch.trailer("Applies-To")).contains(self.new, prereleases=True)
+
+    def _is_backport(self, patch: Patch) -> bool:
+        """Whether the patch says that the new release has it."""
+        since = re.match(r"Backport \[\S+, in (\S+)\]", patch.trailer("Upstream-Status"))
+        return bool(since and Version(self.new) >= Version(since[1]))
 
     def hand_over(self, commit: str) -> None:
         """Leave the patch in a full work tree, with markers where git cannot join, for the user's own tools."""
@@ -116,7 +159,7 @@ class Mover:
         """Commit the index with the message, author and date of the patch."""
         self.repo.run("commit", "--quiet", "--no-verify", "--allow-empty", "--reuse-message", commit)
 
-    def _versions(self, patch: Patch, commit: str, attempt: Attempt) -> dict[str, Versions]:
+    def _versions(self, patch: Patch, commit: str) -> dict[str, Versions]:
         """Return each file of the patch on both sides, by its name in the patch."""
         parsed = {file.path: file for file in strict.parse(patch.name, patch.diff)}
         sides = {path: strict.sides(file) for path, file in parsed.items()}
@@ -216,10 +259,13 @@ class Mover:
         outer = where.rpartition(".")[0] if where not in had else where
         return bool(outer) and outer in had and outer not in there
 
-    def _word(self, patch: Patch, hunks: list[Hunk], conflicts: list[Conflict], attempt: Attempt) -> Word:
+    def _word(self, patch: Patch, hunks: Sequence[Hunk], conflicts: Sequence[Conflict], attempt: Attempt) -> Word:
         telling = [hunk for hunk in hunks if not hunk.is_support] or hunks
         words = {hunk.report.word for hunk in telling}
-        if words <= {HunkWord.MERGED, HunkWord.OWN} or (attempt.tree and attempt.tree == self.repo.tree()):
+        if words <= _UPSTREAMS or (attempt.tree and attempt.tree == self.repo.tree()):
+            return Word.MERGED
+        # That it is upstream was known when the patch was written, and something of it is found there.
+        if self._is_backport(patch) and words & {*_UPSTREAMS, HunkWord.CONFLICT}:
             return Word.MERGED
         if HunkWord.GONE in words:
             return Word.GONE
@@ -298,10 +344,12 @@ def _text(data: bytes) -> str:
 def _says(word: Word, hunks: Sequence[Hunk], files: dict[str, Versions]) -> str:
     """Return one line of evidence for a word."""
     telling = [hunk for hunk in hunks if not hunk.is_support] or hunks
-    merged = [hunk.report for hunk in telling if hunk.report.word in (HunkWord.MERGED, HunkWord.OWN)]
+    merged = [hunk.report for hunk in telling if hunk.report.word in _UPSTREAMS]
     if word is Word.MERGED:
-        first = merged[0] if merged else None
-        return f"{first.says}: {first.proof}" if first else "nothing of it is left to apply"
+        named = [hunk.report for hunk in telling if hunk.report.word is HunkWord.CONFLICT]
+        first = next(iter((*merged, *named)), None)
+        known = "Upstream-Status says so, and " if named else ""
+        return f"{known}{first.says}: {first.proof}" if first else "nothing of it is left to apply"
     parts = []
     if merged:
         named = ", ".join(f"{report.number} ({report.proof})" for report in merged)

@@ -67,16 +67,18 @@ class Tree:
 
     def definition(self, path: str, key: str, text: Lines) -> str:
         """Return ``file:line`` of the definition most like that of unit ``key``, or an empty string."""
-        name = re.sub(r"#\d+$", "", key).rpartition(".")[2]
+        name = _bare(key)
         if not name.isidentifier():
             return ""
-        pattern = re.compile(rb"^\s*(?:(?:async )?def|class) %b\b|^\s*%b\b[^=\n]*=[^=]" % ((name.encode(),) * 2), re.M)
+        pattern = re.compile(
+            rb"^\s*(?:(?:async )?def|class) _*%b\b|^\s*_*%b\b[^=\n]*=[^=]" % ((name.encode(),) * 2), re.M
+        )
         best = (0.0, "")
         for other, data in self.files.items():
             if not other.endswith(".py") or not pattern.search(data):
                 continue
             for unit in units(other, data):
-                if re.sub(r"#\d+$", "", unit.key).rpartition(".")[2] == name:
+                if _bare(unit.key) == name:
                     score = alike(text, unit.lines) + (0.1 if other == path else 0)
                     best = max(best, (score, f"{other}:{unit.code + 1}"))
         return best[1]
@@ -97,6 +99,11 @@ def _has_word(files: Mapping[str, bytes], word: bytes) -> bool:
     pattern = re.compile(rb"\b%b\b" % re.escape(word))
     # `in` is many times faster than the pattern, and mostly says no.
     return any(word in data and pattern.search(data) for path, data in files.items() if path.endswith(".py"))
+
+
+def _bare(key: str) -> str:
+    """Return a unit's own name: what moves to another file often loses or gets an underscore."""
+    return re.sub(r"#\d+$", "", key).rpartition(".")[2].lstrip("_")
 
 
 def alike(first: Lines, second: Lines) -> float:
