@@ -211,8 +211,9 @@ class Mover:
         return bool(outer) and outer in had and outer not in there
 
     def _word(self, patch: Patch, hunks: list[Hunk], conflicts: list[Conflict], attempt: Attempt) -> Word:
-        telling = [hunk for hunk in hunks if not hunk.is_support] or hunks
-        words = {hunk.report.word for hunk in telling}
+        words = {hunk.report.word for hunk in hunks}
+        if words != {HunkWord.APPLIED}:
+            words = {hunk.report.word for hunk in hunks if not hunk.is_support} or words
         if words <= {HunkWord.MERGED, HunkWord.OWN} or (attempt.tree and attempt.tree == self.repo.tree()):
             return Word.MERGED
         if HunkWord.GONE in words:
@@ -291,14 +292,14 @@ def _text(data: bytes) -> str:
 
 def _says(word: Word, hunks: Sequence[Hunk], files: dict[str, Versions]) -> str:
     """Return one line of evidence for a word."""
-    telling = [hunk for hunk in hunks if not hunk.is_support] or hunks
-    merged = [hunk.report for hunk in telling if hunk.report.word in (HunkWord.MERGED, HunkWord.OWN)]
+    merged = [hunk for hunk in hunks if hunk.report.word in (HunkWord.MERGED, HunkWord.OWN)]
+    merged = [hunk for hunk in merged if not hunk.is_support] or merged
     if word is Word.MERGED:
-        first = merged[0] if merged else None
+        first = merged[0].report if merged else None
         return f"{first.says}: {first.proof}" if first else "nothing of it is left to apply"
     parts = []
     if merged:
-        named = ", ".join(f"{report.number} ({report.proof})" for report in merged)
+        named = ", ".join(f"{hunk.report.number} ({hunk.report.proof})" for hunk in merged)
         parts.append(f"upstream has {len(merged)} of {len(hunks)} hunks: {named}")
     if word.needs_a_person:
         gone = [hunk.report for hunk in hunks if hunk.report.word is HunkWord.GONE and not hunk.is_support]
