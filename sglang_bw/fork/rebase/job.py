@@ -56,6 +56,7 @@ def start(root: Path, new: str, base: str | None, wheel: Path | None, options: O
     :param wheel: the new release's wheel as a file: nothing is asked of an index, and only this file is pinned.
     :raises BwError: every cause has its own class, see :mod:`sglang_bw.errors`.
     """
+    started = time.monotonic()
     series = _series(root, base_for(root, new, base))
     publish.recover(root, new)
     _require_writable(root, new, options)
@@ -76,7 +77,7 @@ def start(root: Path, new: str, base: str | None, wheel: Path | None, options: O
         else:
             leaves_out = options.keep_going or options.dry_run
             state = session.begin(scratch, series, wheels, present, keep_going=leaves_out, progress=progress)
-        return _finish(scratch, state, series, wheels, options, progress)
+        return _finish(scratch, state, series, wheels, options, progress, started)
 
 
 def go_on(
@@ -86,6 +87,7 @@ def go_on(
 
     :raises RebaseOpenError: none is open, or it is another one.
     """
+    started = time.monotonic()
     with opened(session.scratch_name(root)) as scratch:
         state = _open_state(scratch)
         publish.recover(root, state.request.new)
@@ -101,7 +103,7 @@ def go_on(
             state = session.skip(scratch, state)
         elif state.phase is Phase.STOPPED:
             state = session.accept(scratch, state, read_patch(series.folder / state.patches[state.stopped_at]))
-        return _finish(scratch, state, series, wheels, options, progress)
+        return _finish(scratch, state, series, wheels, options, progress, started)
 
 
 def abort(root: Path) -> tuple[str, str]:
@@ -139,9 +141,14 @@ def check(root: Path, new: str | None, base: str | None, wheel: Path | None, pro
 
 
 def _finish(
-    scratch: Scratch, state: RebaseState, series: Series, wheels: session.Wheels, options: Options, progress: Progress
+    scratch: Scratch,
+    state: RebaseState,
+    series: Series,
+    wheels: session.Wheels,
+    options: Options,
+    progress: Progress,
+    started: float,
 ) -> Report:
-    started = time.monotonic()
     state = session.move_all(scratch, state, series.folder, progress)
     report = partial(Report.of, state, tree=scratch.tree)
     if state.phase is Phase.STOPPED:

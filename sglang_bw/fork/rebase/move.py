@@ -260,8 +260,9 @@ class Mover:
         return bool(outer) and outer in had and outer not in there
 
     def _word(self, patch: Patch, hunks: Sequence[Hunk], conflicts: Sequence[Conflict], attempt: Attempt) -> Word:
-        telling = [hunk for hunk in hunks if not hunk.is_support] or hunks
-        words = {hunk.report.word for hunk in telling}
+        words = {hunk.report.word for hunk in hunks}
+        if words != {HunkWord.APPLIED}:
+            words = {hunk.report.word for hunk in hunks if not hunk.is_support} or words
         if words <= _UPSTREAMS or (attempt.tree and attempt.tree == self.repo.tree()):
             return Word.MERGED
         # That it is upstream was known when the patch was written, and something of it is found there.
@@ -343,16 +344,16 @@ def _text(data: bytes) -> str:
 
 def _says(word: Word, hunks: Sequence[Hunk], files: dict[str, Versions]) -> str:
     """Return one line of evidence for a word."""
-    telling = [hunk for hunk in hunks if not hunk.is_support] or hunks
-    merged = [hunk.report for hunk in telling if hunk.report.word in _UPSTREAMS]
+    found = [hunk for hunk in hunks if hunk.report.word in _UPSTREAMS]
+    merged = [hunk for hunk in found if not hunk.is_support] or found
     if word is Word.MERGED:
-        named = [hunk.report for hunk in telling if hunk.report.word is HunkWord.CONFLICT]
-        first = next(iter((*merged, *named)), None)
-        known = "Upstream-Status says so, and " if named else ""
+        alike = [hunk for hunk in hunks if hunk.report.word is HunkWord.CONFLICT]
+        first = next((hunk.report for hunk in (*merged, *alike)), None)
+        known = "Upstream-Status says so, and " if alike else ""
         return f"{known}{first.says}: {first.proof}" if first else "nothing of it is left to apply"
     parts = []
     if merged:
-        named = ", ".join(f"{report.number} ({report.proof})" for report in merged)
+        named = ", ".join(f"{hunk.report.number} ({hunk.report.proof})" for hunk in merged)
         parts.append(f"upstream has {len(merged)} of {len(hunks)} hunks: {named}")
     if word.needs_a_person:
         gone = [hunk.report for hunk in hunks if hunk.report.word is HunkWord.GONE and not hunk.is_support]

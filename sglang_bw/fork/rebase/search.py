@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -33,23 +34,18 @@ class Tree:
         return self._read[1]()
 
     @cached_property
-    def _words(self) -> dict[str, tuple[bool, bool]]:
-        return {}
+    def _texts(self) -> tuple[bytes, bytes]:
+        return _python(self.old), _python(self.files)
 
-    def _standing(self, word: str) -> tuple[bool, bool]:
-        """Return whether a word stands in the old and in the new release."""
-        if word not in self._words:
-            wanted = word.encode()
-            self._words[word] = (_has_word(self.old, wanted), _has_word(self.files, wanted))
-        return self._words[word]
-
+    @functools.cache  # noqa: B019, a tree lives as long as its rebase
     def had(self, word: str) -> bool:
         """Whether a word stands in any Python file of the old release."""
-        return self._standing(word)[0]
+        return _has_word(self._texts[0], word.encode())
 
+    @functools.cache  # noqa: B019
     def has(self, word: str) -> bool:
         """Whether a word stands in any Python file of the new release."""
-        return self._standing(word)[1]
+        return _has_word(self._texts[1], word.encode())
 
     def renamed(self, path: str) -> str:
         """Return the file that the old release's ``path`` became, or an empty string."""
@@ -75,7 +71,8 @@ class Tree:
         )
         best = (0.0, "")
         for other, data in self.files.items():
-            if not other.endswith(".py") or not pattern.search(data):
+            # `in` is many times faster than the pattern, and mostly decides.
+            if not other.endswith(".py") or name.encode() not in data or not pattern.search(data):
                 continue
             for unit in units(other, data):
                 if _bare(unit.key) == name:
@@ -86,19 +83,30 @@ class Tree:
     def nearest(self, lines: Iterable[bytes]) -> str:
         """Return ``file:line`` where most of these lines survive, or an empty string."""
         wanted = {line.strip() for line in lines if len(line.strip()) >= TELLING}
-        best, place = 0, ""
+        counts = Counter(path for line in wanted for path in self._lines.get(line, ()))
+        if not counts:
+            return ""
+        path, best = counts.most_common(1)[0]
+        there = [at for at, line in enumerate(split_lines(self.files[path]), start=1) if line.strip() in wanted]
+        return f"{path}:{there[0]}" if best * 2 >= len(wanted) else ""
+
+    @cached_property
+    def _lines(self) -> Mapping[bytes, list[str]]:
+        """Line -> the files of the new release that have it."""
+        found: dict[bytes, list[str]] = {}
         for path, data in self.files.items():
-            there = [line for line in wanted if line in data]
-            if len(there) > best:
-                line = data.count(b"\n", 0, min(map(data.index, there))) + 1
-                best, place = len(there), f"{path}:{line}"
-        return place if best * 2 >= len(wanted) else ""
+            for line in {line.strip() for line in data.split(b"\n")}:
+                if len(line) >= TELLING:
+                    found.setdefault(line, []).append(path)
+        return found
 
 
-def _has_word(files: Mapping[str, bytes], word: bytes) -> bool:
-    pattern = re.compile(rb"\b%b\b" % re.escape(word))
-    # `in` is many times faster than the pattern, and mostly says no.
-    return any(word in data and pattern.search(data) for path, data in files.items() if path.endswith(".py"))
+def _python(files: Mapping[str, bytes]) -> bytes:
+    return b"\n".join(data for path, data in files.items() if path.endswith(".py"))
+
+
+def _has_word(text: bytes, word: bytes) -> bool:
+    return word in text and re.search(rb"\b%b\b" % re.escape(word), text) is not None
 
 
 def _bare(key: str) -> str:
