@@ -102,5 +102,5 @@ def _has(lines: Code, window: Code) -> bool:
 def _line(thing: Thing, told: str) -> int:
     """Return where a line of plain code stands in the file."""
     statements: Sequence[ast.stmt] = [node for node in ast.walk(thing.node) if isinstance(node, ast.stmt)]
-    found = [node.lineno for node in statements if ast.unparse(node).splitlines()[0] == told.strip()]
+    found = [node.lineno for node in statements if _text(ast.unparse(node))[0] == told.strip()]
     return min(found, default=thing.line)
