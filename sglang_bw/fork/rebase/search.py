@@ -13,6 +13,8 @@ from sglang_bw.fork.rebase.units import Lines, split_lines, units
 
 # How alike two texts must be to be called the same one moved; git's own limit for renames.
 ALIKE = 0.5
+# So many equal lines are no accident, however long the text.
+_ENOUGH = 6
 # Shorter lines say nothing about where code went.
 TELLING = 9
 
@@ -63,16 +65,18 @@ class Tree:
 
     def definition(self, path: str, key: str, text: Lines) -> str:
         """Return ``file:line`` of the definition most like that of unit ``key``, or an empty string."""
-        name = re.sub(r"#\d+$", "", key).rpartition(".")[2]
+        name = _bare(key)
         if not name.isidentifier():
             return ""
-        pattern = re.compile(rb"^\s*(?:(?:async )?def|class) %b\b|^\s*%b\b[^=\n]*=[^=]" % ((name.encode(),) * 2), re.M)
+        pattern = re.compile(
+            rb"^\s*(?:(?:async )?def|class) _*%b\b|^\s*_*%b\b[^=\n]*=[^=]" % ((name.encode(),) * 2), re.M
+        )
         best = (0.0, "")
         for other, data in self.files.items():
-            if not other.endswith(".py") or not pattern.search(data):
+            if not other.endswith(".py") or name.encode() not in data or not pattern.search(data):
                 continue
             for unit in units(other, data):
-                if re.sub(r"#\d+$", "", unit.key).rpartition(".")[2] == name:
+                if _bare(unit.key) == name:
                     score = alike(text, unit.lines) + (0.1 if other == path else 0)
                     best = max(best, (score, f"{other}:{unit.code + 1}"))
         return best[1]
@@ -86,7 +90,7 @@ class Tree:
             if len(there) > best:
                 line = data.count(b"\n", 0, min(map(data.index, there))) + 1
                 best, place = len(there), f"{path}:{line}"
-        return place if best * 2 >= len(wanted) else ""
+        return place if best * 2 >= len(wanted) or best >= _ENOUGH else ""
 
 
 def _python(files: Mapping[str, bytes]) -> bytes:
@@ -96,6 +100,11 @@ def _python(files: Mapping[str, bytes]) -> bytes:
 def _has_word(text: bytes, word: bytes) -> bool:
     # `in` is many times faster than the pattern, and mostly decides.
     return word in text and re.search(rb"\b%b\b" % re.escape(word), text) is not None
+
+
+def _bare(key: str) -> str:
+    """Return the name of a unit without its class; a member that becomes a function often loses its underscore."""
+    return re.sub(r"#\d+$", "", key).rpartition(".")[2].lstrip("_")
 
 
 def alike(first: Lines, second: Lines) -> float:
