@@ -20,7 +20,7 @@ from sglang_bw.fork.rebase.evidence import Hunk, Versions, added_lines, hunks_of
 from sglang_bw.fork.rebase.outcome import Conflict, HunkReport, HunkWord, PatchOutcome, Word
 from sglang_bw.fork.rebase.search import Tree
 from sglang_bw.fork.rebase.semantic import Doubt
-from sglang_bw.fork.rebase.units import Lines, every_thing, parse, split_lines
+from sglang_bw.fork.rebase.units import Lines, every_thing, parse, split_lines, units
 from sglang_bw.fork.rebase.uses import lost
 from sglang_bw.fork.scratch import Scratch
 
@@ -76,7 +76,7 @@ class Mover:
             tried = self._without_merged(patch, commit, files, hunks) or tried
         conflicts: Sequence[Conflict] = tried.conflicts
         missing = {path for path, versions in files.items() if versions.new is None and versions.old}
-        hunks = [self._with_loss(hunk, files[hunk.report.path], missing, tried.doubts) for hunk in hunks]
+        hunks = [self._with_loss(hunk, files[hunk.report.path], missing) for hunk in hunks]
         otherwise = self._word(patch, hunks, conflicts, tried.attempt)
         # Proof that upstream has it says more than a range that somebody wrote down.
         word = Word.INAPPLICABLE if self._leaves_out(patch) and otherwise is not Word.MERGED else otherwise
@@ -233,20 +233,24 @@ class Mover:
             for name, line in found
         ]
 
-    def _with_loss(self, hunk: Hunk, versions: Versions, missing: set[str], doubts: Sequence[Doubt]) -> Hunk:
+    def _with_loss(self, hunk: Hunk, versions: Versions, missing: set[str]) -> Hunk:
         """Mark a hunk whose file or function is gone, with the place where its content went."""
         report = hunk.report
         if report.word is not HunkWord.APPLIED:
             return hunk
-        gone = [doubt for doubt in doubts if doubt.gone and doubt.unit == report.where]
-        text: Lines = gone[0].ours if gone else hunk.removed or hunk.added
+        text = self._old_text(hunk, versions)
         if report.path in missing or (self._lacks(hunk, versions)):
             proof = "" if hunk.is_support else self.tree.definition(versions.path, report.where, text)
-            proof = proof or ("" if hunk.is_support else self.tree.nearest(hunk.removed or text))
+            proof = proof or ("" if hunk.is_support else self.tree.nearest(text))
             what = versions.there if report.path in missing else report.where
             says = f"upstream has no {what} any more"
             return replace(hunk, report=report.model_copy(update={"word": HunkWord.GONE, "proof": proof, "says": says}))
         return hunk
+
+    def _old_text(self, hunk: Hunk, versions: Versions) -> Lines:
+        """Return the function or member that a hunk edits, as it was, else the lines of the hunk."""
+        old = units(versions.path, versions.old)
+        return next((unit.text for unit in old if unit.key == hunk.report.where), hunk.removed or hunk.context)
 
     def _lacks(self, hunk: Hunk, versions: Versions) -> bool:
         """Whether a hunk edits a function or class that the new file does not have."""
@@ -303,6 +307,9 @@ class Mover:
         found: list[Conflict] = []
         for path in unmerged:
             file = self.scratch.tree / path
+            if not file.is_file():
+                # A sparse tree may lack it; without both sides in the index this fails, and there is nothing to show.
+                self.repo.run("checkout", "--merge", "--ignore-skip-worktree-bits", "--", path, check=False)
             places = list(marked_places(path, file.read_bytes())) if file.is_file() else []
             found += places or [Conflict(path=path, why="one side deletes or renames the file, the other changes it")]
         return found

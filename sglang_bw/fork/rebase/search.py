@@ -13,6 +13,8 @@ from sglang_bw.fork.rebase.units import Lines, split_lines, units
 
 # How alike two texts must be to be called the same one moved; git's own limit for renames.
 ALIKE = 0.5
+# So many equal lines are no accident, however long the text.
+_ENOUGH = 6
 # Shorter lines say nothing about where code went.
 TELLING = 9
 
@@ -86,9 +88,10 @@ class Tree:
         counts = Counter(path for line in wanted for path in self._lines.get(line, ()))
         if not counts:
             return ""
-        path, best = counts.most_common(1)[0]
+        best = max(counts.values())
+        path = min(path for path, count in counts.items() if count == best)
         there = [at for at, line in enumerate(split_lines(self.files[path]), start=1) if line.strip() in wanted]
-        return f"{path}:{there[0]}" if best * 2 >= len(wanted) else ""
+        return f"{path}:{there[0]}" if best * 2 >= len(wanted) or best >= _ENOUGH else ""
 
     @cached_property
     def _lines(self) -> Mapping[bytes, list[str]]:
