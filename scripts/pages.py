@@ -22,14 +22,14 @@ def readme(text: str) -> str:
     """Return README text with version and table brought up to date."""
     series, patches = _load(newest_base(patches_root()))
     text = _VERSION.sub(series.pins.full_version, text)
-    return _between(text, "sglang-bw patches list --markdown", markdown_table(patches))
+    return between_marks(text, "sglang-bw patches list --markdown", markdown_table(patches))
 
 
 def patch_page(text: str) -> str:
     """Return docs/patches.md with one section a patch; what stands outside of a base's marks is written by hand."""
     for base in bases(patches_root()):
         _, patches = _load(base)
-        text = _between(text, patches_mark(base), "\n".join(map(_section, patches)))
+        text = between_marks(text, patches_mark(base), "\n".join(map(_section, patches)))
     return text
 
 
@@ -67,7 +67,7 @@ def _section(patch: Patch) -> str:
     return "\n".join(rows)
 
 
-def _between(text: str, mark: str, content: str) -> str:
+def between_marks(text: str, mark: str, content: str) -> str:
     pattern = re.compile(rf"(<!-- {re.escape(mark)} -->\n).*?(<!-- end -->)", re.DOTALL)
     return pattern.sub(lambda match: f"{match[1]}{content}\n{match[2]}", text)
 

@@ -191,7 +191,7 @@ def main() -> int:
         except BwError as error:
             print(f"error: {error.message}\n{error.hint}", file=sys.stderr)
             return error.exit_code
-    PAGE.write_text(matrix_page.page(data))
+    PAGE.write_text(matrix_page.page(data, PAGE.read_text()))
     return 0
 
 
