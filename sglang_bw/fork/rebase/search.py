@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import PurePosixPath
 
-from sglang_bw.fork.rebase.units import Lines, split_lines, units
+from sglang_bw.fork.rebase.units import Lines, split_lines
 
 # How alike two texts must be to be called the same one moved; git's own limit for renames.
 ALIKE = 0.5
@@ -69,17 +69,20 @@ class Tree:
         if not name.isidentifier():
             return ""
         pattern = re.compile(
-            rb"^\s*(?:(?:async )?def|class) _*%b\b|^\s*_*%b\b[^=\n]*=[^=]" % ((name.encode(),) * 2), re.M
+            rb"^ *(?:(?:async )?def|class) _*%b\b|^ *_*%b\b[^=\n]*=[^=]" % ((name.encode(),) * 2), re.M
         )
         best = (0.0, "")
         for other, data in self.files.items():
             # `in` is many times faster than the pattern, and mostly decides.
-            if not other.endswith(".py") or name.encode() not in data or not pattern.search(data):
+            if not other.endswith(".py") or name.encode() not in data:
                 continue
-            for unit in units(other, data):
-                if _bare(unit.key) == name:
-                    score = alike(text, unit.lines) + (0.1 if other == path else 0)
-                    best = max(best, (score, f"{other}:{unit.code + 1}"))
+            for match in pattern.finditer(data):
+                # As many lines as the text has: to parse every file that defines an `__init__` takes minutes.
+                rest = data[match.start() : match.start() + 200 * len(text)].split(b"\n", len(text))
+                score = alike(text, tuple(rest[: len(text)])) + (0.1 if other == path else 0)
+                if score > best[0]:
+                    line = data.count(b"\n", 0, match.start()) + 1
+                    best = (score, f"{other}:{line}")
         return best[1]
 
     def nearest(self, lines: Iterable[bytes]) -> str:
