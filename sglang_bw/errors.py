@@ -31,11 +31,12 @@ class LintError(BwError):
     """The series, a patch or its trailers break the format; carries every finding."""
 
     exit_code = 10
+    what: ClassVar[str] = "the patch series"
 
     def __init__(self, findings: list[str], *, hint: str = "") -> None:
         self.findings = findings
         count = f"{len(findings)} finding" + ("s" if len(findings) != 1 else "")
-        super().__init__("\n".join([f"the patch series has {count}:", *(f"  {f}" for f in findings)]), hint=hint)
+        super().__init__("\n".join([f"{self.what} has {count}:", *(f"  {f}" for f in findings)]), hint=hint)
 
 
 class PatchApplyError(BwError):
@@ -108,6 +109,19 @@ class EditedEngineError(BwError):
     """Files of the installed engine differ from the record, are missing, or are shadowed."""
 
     exit_code = 22
+
+
+class LocalSeriesError(LintError):
+    """A local series is not there, or breaks the format; carries every finding."""
+
+    exit_code = 23
+    what = "the local series"
+
+
+class LocalPatchesLostError(BwError):
+    """An upgrade would leave out the local patches of the installed engine."""
+
+    exit_code = 24
 
 
 class UnknownRecipeError(BwError):

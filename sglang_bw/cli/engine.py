@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.status import Status
 
 from sglang_bw.cli.console import err, out, print_json
+from sglang_bw.cli.options import LOCAL
 
 if TYPE_CHECKING:
     from sglang_bw.errors import BwError
@@ -71,6 +72,7 @@ def _report() -> Iterator[Report]:
 @click.option("--torch-index", metavar="URL", help="Index of a CPU-only torch; its files have no pinned hashes.")
 @click.option("--installer", type=click.Choice(["pip", "uv"]), default="pip", show_default=True)
 @click.option("--no-driver-check", is_flag=True, help="Install the CUDA set where there is no driver (image builds).")
+@LOCAL
 @click.option("--patches", "root", type=click.Path(path_type=Path), help="Directory with one folder per base.")
 @click.option("--dry-run", is_flag=True, help="Check everything, say what would be done, and stop.")
 @_JSON
@@ -87,9 +89,9 @@ def install(rollback: bool, root: Path | None, dry_run: bool, as_json: bool, **a
 
 
 def _check_usage(*, rollback: bool, **asked: Any) -> None:
-    if rollback and (asked["wheel"] or asked["find_links"] or asked["torch_index"]):
+    if rollback and (asked["wheel"] or asked["find_links"] or asked["torch_index"] or asked["local"]):
         raise click.UsageError(
-            "--rollback installs upstream's own wheel: leave out --wheel, --find-links, --torch-index"
+            "--rollback installs upstream's own wheel: leave out --wheel, --find-links, --torch-index, --local"
         )
     if asked["wheel"] and asked["find_links"]:
         raise click.UsageError("--wheel names the file, --find-links a place to look for it: give one of them")
@@ -220,4 +222,6 @@ def _show_patches(found: Installation) -> None:
     table.add_column("upstream status", overflow="fold")
     for patch in found.patches:
         table.add_row(escape(patch.file), escape(patch.upstream_status))
+    for patch in found.local.patches if found.local else ():
+        table.add_row(escape(patch.file), "local: no part of the series")
     out.print(table)

@@ -40,6 +40,14 @@ class UpstreamRecord(_Frozen):
     sha256: str
 
 
+class LocalRecord(_Frozen):
+    """The user's own patches, which came after the series."""
+
+    series: str = Field(description="Id of the series below them, for example bw.1.")
+    series_tree: str = Field(description="Git tree id of python/ with the series alone.")
+    patches: tuple[PatchRecord, ...]
+
+
 class BwRecord(_Frozen):
     """What ``sglang/_bw.json`` says.
 
@@ -56,6 +64,11 @@ class BwRecord(_Frozen):
     patches: tuple[PatchRecord, ...]
     files: dict[str, str]
     removed: tuple[str, ...] = ()
+    local: LocalRecord | None = None
+
+    def text(self) -> str:
+        """Return the file's text; what is not there is left out, so that a plain build says nothing of it."""
+        return self.model_dump_json(indent=1, exclude_none=True) + "\n"
 
 
 def content_digest(record_lines: Iterable[str]) -> str:
