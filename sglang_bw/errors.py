@@ -164,3 +164,39 @@ class KernelError(BwError):
     """A Triton kernel of the engine needs more than the GPU has, does not compile for it, or could not be checked."""
 
     exit_code = 36
+
+
+class RebaseStoppedError(BwError):
+    """A patch needs a person: the scratch tree stays open."""
+
+    exit_code = 40
+
+
+class RebaseOpenError(BwError):
+    """A rebase is open already, none is open, or another process works on it."""
+
+    exit_code = 41
+
+
+class ScratchError(BwError):
+    """A scratch repository is missing, damaged, or not in the state it must be in."""
+
+    exit_code = 42
+
+
+class ReleaseError(BwError):
+    """Not a release of SGLang, or one that upstream has yanked."""
+
+    exit_code = 45
+
+
+class DriftError(BwError):
+    """A patch file was edited by hand: it is not what git exports from it."""
+
+    exit_code = 46
+
+
+class RebaseFailedError(BwError):
+    """The moved series did not pass its own checks; nothing was written."""
+
+    exit_code = 47
