@@ -6,7 +6,7 @@ import errno
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,7 +138,7 @@ def _patched(series: Series, own: LocalSeries | None, source: Wheel, folder: Pat
     if own:
         applied = apply_after(bench, own, series)
         series_id = local_version(pins, applied.tree)
-        local = LocalRecord(series=pins.local, series_tree=base.tree, patches=_recorded(own.patches))
+        local = LocalRecord(series=pins.local, series_tree=base.tree, patches=tuple(map(PatchRecord.of, own.patches)))
     version = f"{series.base}+{series_id}"
     by_builder = (
         {path.removeprefix(PREFIX) for patch in own.patches for path in strict.touched(patch.name, patch.diff)}
@@ -157,25 +157,12 @@ def _patched(series: Series, own: LocalSeries | None, source: Wheel, folder: Pat
         series=series_id,
         tree=applied.tree,
         upstream=UpstreamRecord(wheel=source.name, sha256=source.sha256),
-        patches=_recorded(ours),
+        patches=tuple(map(PatchRecord.of, ours)),
         files={path: _sha256(data) for path, data in sorted(files.items()) if data is not None},
         removed=applied.removed,
         local=local,
     )
     return _Content(applied, record, files, (*modified, VERSION_MODULE))
-
-
-def _recorded(patches: Iterable[mail.Patch]) -> tuple[PatchRecord, ...]:
-    return tuple(
-        PatchRecord(
-            file=patch.name,
-            subject=patch.subject,
-            upstream_status=patch.trailer("Upstream-Status"),
-            why=patch.trailer("Why"),
-            sha256=patch.sha256,
-        )
-        for patch in patches
-    )
 
 
 def _sha256(data: bytes) -> str:

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import csv
 import hashlib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+if TYPE_CHECKING:
+    from sglang_bw.fork.mail import Patch
 
 RECORD_PATH = "sglang/_bw.json"
 
@@ -31,6 +35,22 @@ class PatchRecord(_Frozen):
     upstream_status: str = Field(description="The whole Upstream-Status trailer.")
     why: str
     sha256: str = Field(description="Of the patch file.")
+
+    @property
+    def topic(self) -> str:
+        """The file's name without its number: what stays when a series is renumbered."""
+        return re.sub(r"^\d+-", "", self.file.removesuffix(".patch"))
+
+    @classmethod
+    def of(cls, patch: Patch) -> PatchRecord:
+        """Record a patch file."""
+        return cls(
+            file=patch.name,
+            subject=patch.subject,
+            upstream_status=patch.trailer("Upstream-Status"),
+            why=patch.trailer("Why"),
+            sha256=patch.sha256,
+        )
 
 
 class UpstreamRecord(_Frozen):
@@ -77,10 +97,13 @@ def content_digest(record_lines: Iterable[str]) -> str:
     :param record_lines: lines of a RECORD file, of a wheel or of an installed distribution: what an installer
         adds (bytecode, console scripts, its own files in ``.dist-info``) does not count.
     """
-    kept = []
-    for path, digest, _size in csv.reader(record_lines):
-        pure = PurePosixPath(path)
-        made_by_installer = pure.parent.name.endswith(".dist-info") and pure.name in _INSTALLER_FILES
-        if digest and ".." not in pure.parts and not made_by_installer and pure.suffix != ".pyc":
-            kept.append(f"{path},{digest}\n")
+    kept = [f"{row[0]},{row[1]}\n" for row in csv.reader(record_lines) if counts(row)]
     return hashlib.sha256("".join(sorted(kept)).encode()).hexdigest()
+
+
+def counts(row: Sequence[str]) -> bool:
+    """Whether a row of a RECORD (path, digest, size) is of the wheel itself, not of what an installer adds."""
+    path, digest, _size = row
+    pure = PurePosixPath(path)
+    made_by_installer = pure.parent.name.endswith(".dist-info") and pure.name in _INSTALLER_FILES
+    return bool(digest) and ".." not in pure.parts and not made_by_installer and pure.suffix != ".pyc"
