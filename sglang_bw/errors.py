@@ -150,3 +150,15 @@ class KernelError(BwError):
     """A Triton kernel of the engine needs more than the GPU has, does not compile for it, or could not be checked."""
 
     exit_code = 36
+
+
+class UnknownBoardError(BwError):
+    """Nobody knows a GPU of that name, or the number of GPUs makes no sense."""
+
+    exit_code = 55
+
+
+class CheckpointError(BwError):
+    """A model's configuration or the headers of its weights cannot be read, are cut off, or contradict each other."""
+
+    exit_code = 56
