@@ -7,7 +7,7 @@ comparing the arguments before and after it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -43,13 +43,13 @@ class Trace:
         changed = self.compare(args, name)
         for source, fields in _declared(args)[known:]:
             detail = source.rpartition(".")[2].lstrip("_")
-            for field in changed & fields.keys():
+            for field in {part for part in changed if part.partition(".")[0] in fields}:
                 self.rules[field] = name if detail in name or name in detail else f"{name}: {detail}"
 
     def compare(self, args: Any, name: str = "the engine") -> set[str]:
         """Note what changed since the last call as the doing of ``name``; return the fields."""
         now = values(args)
-        changed = {field for field, value in now.items() if self._before and not _same(value, self._before[field])}
+        changed = {field for field, value in now.items() if self._before and not _same(value, self._before.get(field))}
         self.rules.update(dict.fromkeys(changed, name))
         self._before = now
         environ = dict(os.environ)
@@ -65,10 +65,23 @@ def values(args: Any) -> dict[str, Any]:
     declared: dict[str, Any] = {}
     for _, fields in _declared(args):
         declared.update(fields)
-    return {
-        field.name: declared[field.name] if field.name in declared else getattr(args, field.name, None)
-        for field in record_fields(type(args))
-    }
+    found: dict[str, Any] = {}
+    for field in record_fields(type(args)):
+        value = declared[field.name] if field.name in declared else getattr(args, field.name, None)
+        found |= dict(_parts(field.name, value))
+    return found
+
+
+def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield a value; of the graphs' configuration what each phase has, since each has flags of its own."""
+    phases = [(phase, getattr(value, phase, None)) for phase in ("decode", "prefill")]
+    if name != "cuda_graph_config" or not all(part for _, part in phases):
+        yield name, value
+        return
+    for phase, part in phases:
+        for key in ("backend", "max_bs", "bs"):
+            entry = getattr(part, key, None)
+            yield f"{name}.{phase}.{key}", list(entry) if isinstance(entry, list | tuple) else entry
 
 
 def _declared(args: Any) -> list[tuple[str, dict[str, Any]]]:
