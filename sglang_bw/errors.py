@@ -200,3 +200,45 @@ class RebaseFailedError(BwError):
     """The moved series did not pass its own checks; nothing was written."""
 
     exit_code = 47
+
+
+class UnknownBoardError(BwError):
+    """Nobody knows a GPU of that name, or the number of GPUs makes no sense."""
+
+    exit_code = 55
+
+
+class CheckpointError(BwError):
+    """A model's configuration or the headers of its weights cannot be read, are cut off, or contradict each other."""
+
+    exit_code = 56
+
+
+class PlanDoesNotFitError(BwError):
+    """The launch needs more GPU memory than there is."""
+
+    exit_code = 50
+
+
+class PlanRefusedError(BwError):
+    """A rule, or the engine's own resolution, refuses the launch."""
+
+    exit_code = 51
+
+
+class PlanInputError(BwError):
+    """The model's configuration lacks fields, or the sizes contradict each other."""
+
+    exit_code = 52
+
+
+class ResolverError(BwError):
+    """The engine's argument resolution did not give an answer."""
+
+    exit_code = 53
+
+
+class OtherEngineError(BwError):
+    """The recipe is for another release of the engine."""
+
+    exit_code = 54
