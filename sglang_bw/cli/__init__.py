@@ -27,6 +27,10 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
             "sglang_bw.cli.engine:verify",
             "Say which engine is installed, and whether its files are the recorded ones.",
         ),
+        "upgrade": (
+            "sglang_bw.cli.upgrade:upgrade",
+            "Take an environment to another base, saying first what changes and how to return.",
+        ),
     },
     "Launch": {
         "serve": (

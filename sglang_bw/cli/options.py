@@ -26,6 +26,11 @@ BASE = click.option("--base", help="SGLang release (default: the newest with a s
 LOCAL = click.option(
     "--local", type=click.Path(path_type=Path), metavar="DIR", help="Your own patches, which come after ours."
 )
+PYTHON = click.option(
+    "--python",
+    type=click.Path(path_type=Path),
+    help="Interpreter or folder of the environment (default: the tool's own).",
+)
 JSON = click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,13 +10,15 @@ from typing import Any
 
 import platformdirs
 import yaml
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from sglang_bw.errors import BwError
 from sglang_bw.recipes import flags
 from sglang_bw.recipes.lookup import SUFFIXES, read
 from sglang_bw.recipes.releases import Fate, Translation, translate_all
 from sglang_bw.recipes.schema import Recipe
+
+_VERSION = re.compile(r"\d+\.\d+(\.\d+)*(\.?post\d+|rc\d+)?")
 
 
 @dataclass(frozen=True)
@@ -88,21 +91,15 @@ def _changed(recipe: Recipe, old: str, new: str) -> Iterator[Translation]:
 
 def _all_flags(recipe: Recipe) -> Iterator[flags.Flag]:
     """Yield every flag that the recipe may give the engine, on whatever device."""
-    parts = [recipe.args, *(override.args for override in recipe.devices.values())]
+    parts = [recipe.args, *(override.args for override in recipe.overrides)]
     parts += [recipe.spec.args] if recipe.spec else []
+    parts += [override.spec.get("args") or {} for override in recipe.overrides]
     for args in parts:
         yield from flags.from_mapping(args)
 
 
 def _stale(recipe: Recipe, new: str) -> Iterator[str]:
-    for item in getattr(recipe, "evidence", ()):
-        measured = str(getattr(item, "engine", ""))
-        if measured and _release(measured) != _release(new):
-            yield f"{getattr(item, 'source', '') or recipe.id}: measured with {measured}"
-
-
-def _release(version: str) -> Version | str:
-    try:
-        return Version(Version(version).public)
-    except InvalidVersion:
-        return version
+    for item in recipe.evidence:
+        found = _VERSION.search(item.engine)
+        if found and Version(found[0]) != Version(Version(new).public):
+            yield f"{item.what} ({item.source}): measured with {item.engine}"
