@@ -14,14 +14,13 @@ from pathlib import Path
 from installer.sources import WheelFile
 
 from sglang_bw.errors import OutputError
-from sglang_bw.fork import index, lint, mail, sbom, strict, upstream
-from sglang_bw.fork.apply import PREFIX, Applied, Bench, Progress, check_pins
-from sglang_bw.fork.local import LocalSeries, apply_after, load_for, local_version
+from sglang_bw.fork import index, lint, mail, sbom, upstream
+from sglang_bw.fork.apply import Applied, Bench, Progress, check_pins
+from sglang_bw.fork.local import LocalApplied, LocalSeries, apply_after, load_for, local_version
 from sglang_bw.fork.notice import LOCAL_TEXT, TEXT, notice_file, with_notice
 from sglang_bw.fork.record import (
     RECORD_PATH,
     BwRecord,
-    LocalRecord,
     PatchRecord,
     UpstreamRecord,
     content_digest,
@@ -71,22 +70,42 @@ def build(
     """
     series = Series.load(root, base)
     lint.require_clean(series)
-    own = load_for(local, base) if local else None
+    asked = load_for(local, base) if local else None
     with _scratch(out) as scratch:
         source = _upstream(series, python, machine, wheel, progress)
         with tempfile.TemporaryDirectory(prefix="sglang-bw-build-") as repo:
-            content = _patched(series, own, source, Path(repo), progress)
-        progress("packing the wheel")
-        version = content.record.version
-        name, data = repack(source, content.changes(source), version)
-        built = scratch / name
-        built.write_bytes(data)
-        progress("checking the wheel")
-        digest = content_digest(check_built(built))
-        (scratch / (name + DIGEST_SUFFIX)).write_text(digest + "\n", encoding="utf-8")
-        for made in (name, name + DIGEST_SUFFIX):
-            os.replace(scratch / made, out / made)  # noqa: PTH105
-        page = index.write(out)
+            applied, own = _applied(series, asked, source, Path(repo), progress)
+        return pack(series, source, applied, scratch, out, progress, own=own)
+
+
+def pack(
+    series: Series,
+    source: Wheel,
+    applied: Applied,
+    scratch: Path,
+    out: Path,
+    progress: Progress,
+    *,
+    own: LocalApplied | None = None,
+) -> BuiltWheel:
+    """Write the wheel of an applied series into ``out``, made beside it in ``scratch``.
+
+    :param own: the release with the local patches on it as well.
+    :raises PatchApplyError: the result is not what the series pins.
+    """
+    check_pins(applied, series.pins)
+    progress("packing the wheel")
+    content = _content(series, source, applied, own)
+    version = content.record.version
+    name, data = repack(source, content.changes(source), version)
+    built = scratch / name
+    built.write_bytes(data)
+    progress("checking the wheel")
+    digest = content_digest(check_built(built))
+    (scratch / (name + DIGEST_SUFFIX)).write_text(digest + "\n", encoding="utf-8")
+    for made in (name, name + DIGEST_SUFFIX):
+        os.replace(scratch / made, out / made)  # noqa: PTH105
+    page = index.write(out)
     patches = tuple(patch.name for patch in content.applied.patches)
     return BuiltWheel(out / name, version, digest, page, patches, content.applied.left_out)
 
@@ -127,24 +146,22 @@ class _Content:
         }
 
 
-def _patched(series: Series, own: LocalSeries | None, source: Wheel, folder: Path, progress: Progress) -> _Content:
-    """Apply the series, compare it with its pins, then apply the local one."""
+def _applied(
+    series: Series, local: LocalSeries | None, source: Wheel, folder: Path, progress: Progress
+) -> tuple[Applied, LocalApplied | None]:
+    """Apply the series, then the local one on top of it."""
     ours = [mail.read_patch(path) for path in series.files]
-    bench = Bench(source, folder, [*ours, *(own.patches if own else ())], progress)
-    base = applied = bench.put(ours)
-    check_pins(base, series.pins)
-    pins, local = series.pins, None
-    series_id = pins.local
-    if own:
-        applied = apply_after(bench, own, series)
-        series_id = local_version(pins, applied.tree)
-        local = LocalRecord(series=pins.local, series_tree=base.tree, patches=tuple(map(PatchRecord.of, own.patches)))
+    bench = Bench(source, folder, [*ours, *(local.patches if local else ())], progress)
+    applied = bench.put(ours)
+    return applied, apply_after(bench, local, series) if local else None
+
+
+def _content(series: Series, source: Wheel, ours: Applied, own: LocalApplied | None) -> _Content:
+    pins = series.pins
+    applied = own.applied if own else ours
+    series_id = local_version(pins, applied.tree) if own else pins.local
     version = f"{series.base}+{series_id}"
-    by_builder = (
-        {path.removeprefix(PREFIX) for patch in own.patches for path in strict.touched(patch.name, patch.diff)}
-        if own
-        else set()
-    )
+    by_builder = own.touched if own else frozenset()
     files: dict[str, bytes | None] = {}
     for path, data in applied.changes.items():
         text = LOCAL_TEXT if path in by_builder else TEXT
@@ -157,10 +174,10 @@ def _patched(series: Series, own: LocalSeries | None, source: Wheel, folder: Pat
         series=series_id,
         tree=applied.tree,
         upstream=UpstreamRecord(wheel=source.name, sha256=source.sha256),
-        patches=tuple(map(PatchRecord.of, ours)),
+        patches=tuple(map(PatchRecord.of, ours.patches)),
         files={path: _sha256(data) for path, data in sorted(files.items()) if data is not None},
         removed=applied.removed,
-        local=local,
+        local=own.record(pins, ours.tree) if own else None,
     )
     return _Content(applied, record, files, (*modified, VERSION_MODULE))
 

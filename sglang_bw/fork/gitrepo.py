@@ -8,6 +8,7 @@ below, and the same commit ids when author, committer and both dates are fixed.
 from __future__ import annotations
 
 import functools
+import io
 import os
 import re
 import shutil
@@ -234,6 +235,21 @@ class GitRepo:
     def show(self, path: str, revision: str = "HEAD") -> bytes:
         """Return a file's bytes at a revision."""
         return self.run("cat-file", "blob", f"{revision}:{path}").stdout
+
+    def read_many(self, revision: str, paths: Iterable[str]) -> dict[str, bytes]:
+        """Return path -> bytes of those files that exist at a revision, with one process."""
+        wanted = list(dict.fromkeys(paths))
+        asked = "".join(f"{revision}:{path}\n" for path in wanted)
+        answer = io.BytesIO(self.run("cat-file", "--batch", stdin=asked.encode("utf-8", "surrogateescape")).stdout)
+        found: dict[str, bytes] = {}
+        for path in wanted:
+            header = answer.readline().split()
+            if header[-1] == b"missing":
+                continue
+            data = answer.read(int(header[-1]) + 1)[:-1]
+            if header[-2] == b"blob":
+                found[path] = data
+        return found
 
     def changed(self, since: str, until: str = "HEAD") -> dict[str, str]:
         """Return path -> status letter (A, M, D) between two revisions, renames shown as D and A."""

@@ -23,8 +23,12 @@ TODO = "TODO"
 _ZERO = b"From 0000000000000000000000000000000000000000 "
 
 
-def lint(series: Series) -> list[str]:
-    """Return every finding about a series, in the order of the series; none means good."""
+def lint(series: Series, *, checkout: Path | None = None) -> list[str]:
+    """Return every finding about a series, in the order of the series; none means good.
+
+    :param checkout: where the tests named in trailers are, default the folder that ``patches/`` lies in.
+    """
+    checkout = checkout or series.folder.parent.parent
     findings = order_findings(series.folder, series.order)
     for path in series.files:
         if not path.is_file():
@@ -36,7 +40,7 @@ def lint(series: Series) -> list[str]:
             continue
         findings += [
             f"{patch.name}: {text}"
-            for text in _mail(patch) + _trailers(patch, series) + diff_findings(patch) + _blanks(patch)
+            for text in _mail(patch) + _trailers(patch, series.base, checkout) + diff_findings(patch) + _blanks(patch)
         ]
     if not series.pins.tree:
         findings.append("upstream.toml: the tree id is not pinned; run `sglang-bw patches refresh`")
@@ -77,10 +81,10 @@ def _mail(patch: mail.Patch) -> list[str]:
     return findings
 
 
-def _trailers(patch: mail.Patch, series: Series) -> list[str]:
+def _trailers(patch: mail.Patch, base: str, checkout: Path) -> list[str]:
     findings = [f"trailer {key} is missing" for key in REQUIRED if not patch.trailer(key)]
-    findings += unfilled(patch) or value_findings(patch, series.base)
-    return findings + _tests(patch, series.folder)
+    findings += unfilled(patch) or value_findings(patch, base)
+    return findings + _tests(patch, checkout)
 
 
 def unfilled(patch: mail.Patch) -> list[str]:
@@ -119,8 +123,7 @@ def value_findings(patch: mail.Patch, base: str) -> list[str]:
     return findings
 
 
-def _tests(patch: mail.Patch, folder: Path) -> list[str]:
-    checkout = folder.parent.parent
+def _tests(patch: mail.Patch, checkout: Path) -> list[str]:
     if not (checkout / "tests" / "patches").is_dir():
         return []  # the copy inside an installed tool travels without the tests
     return [f"Test {test}: no such file" for test in patch.all("Test") if not (checkout / test).is_file()]

@@ -15,9 +15,9 @@ from packaging.version import Version
 
 from sglang_bw.errors import LintError, LocalSeriesError, PatchApplyError
 from sglang_bw.fork import lint as checks
-from sglang_bw.fork import mail
-from sglang_bw.fork.apply import Applied, Bench
-from sglang_bw.fork.record import LocalRecord
+from sglang_bw.fork import mail, strict
+from sglang_bw.fork.apply import PREFIX, Applied, Bench
+from sglang_bw.fork.record import LocalRecord, PatchRecord
 from sglang_bw.fork.series import ORDER_FILE, Pins, Series, read_order
 
 MARK = ".local."
@@ -108,13 +108,32 @@ def load_for(folder: Path, base: str) -> LocalSeries:
     return local
 
 
-def apply_after(bench: Bench, local: LocalSeries, series: Series) -> Applied:
+@dataclass(frozen=True)
+class LocalApplied:
+    """A release with both series on it; ``applied`` counts the patches of both."""
+
+    local: LocalSeries
+    applied: Applied
+
+    @property
+    def touched(self) -> frozenset[str]:
+        """Paths in the wheel that local patches change."""
+        named = (path for patch in self.local.patches for path in strict.touched(patch.name, patch.diff))
+        return frozenset(path.removeprefix(PREFIX) for path in named)
+
+    def record(self, pins: Pins, series_tree: str) -> LocalRecord:
+        """Return what the wheel's record says of them."""
+        patches = tuple(map(PatchRecord.of, self.local.patches))
+        return LocalRecord(series=pins.local, series_tree=series_tree, patches=patches)
+
+
+def apply_after(bench: Bench, local: LocalSeries, series: Series) -> LocalApplied:
     """Put a local series on a bench that has the base's series on it already.
 
     :raises PatchApplyError: a patch does not apply exactly on top of the series.
     """
     try:
-        return bench.put(local.patches)
+        return LocalApplied(local, bench.put(local.patches))
     except PatchApplyError as error:
         raise PatchApplyError(
             f"local series {local.folder}: {error.message}",

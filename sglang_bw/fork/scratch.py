@@ -96,13 +96,23 @@ class Scratch:
             said = (done.stderr or done.text).strip().splitlines()
             raise ScratchError(f"{self.tree} is damaged: {said[0] if said else 'git fsck fails'}", hint=hint)
 
+    def release(self, version: str, sha256: str) -> str:
+        """Return the commit of a release that was imported from that wheel, or an empty string."""
+        known = self.repo.run(
+            "rev-parse", "--verify", "--quiet", f"{_release(version, sha256)}^{{commit}}", check=False
+        )
+        return known.text if known.code == 0 else ""
+
     def import_release(self, wheel: Wheel) -> str:
         """Return the commit that holds a release's text files; the same wheel is imported once."""
-        ref = f"refs/releases/{wheel.version}-{wheel.sha256[:16]}"
-        known = self.repo.run("rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}", check=False)
-        if known.code == 0:
-            return known.text
-        return self.repo.import_files(text_files(wheel), f"sglang {wheel.version}", ref)
+        known = self.release(wheel.version, wheel.sha256)
+        ref = _release(wheel.version, wheel.sha256)
+        return known or self.repo.import_files(text_files(wheel), f"sglang {wheel.version}", ref)
+
+    def files(self, revision: str) -> dict[str, bytes]:
+        """Return every file of a commit, path -> bytes."""
+        listed = self.repo.run("ls-tree", "-r", "--name-only", "-z", revision).stdout.decode("utf-8", "surrogateescape")
+        return self.repo.read_many(revision, [path for path in listed.split("\0") if path])
 
     def start(self, commit: str, *, work_on: Iterable[str] | None = None) -> None:
         """Put HEAD, index and work tree at a commit; everything that lay there is thrown away.
@@ -214,6 +224,10 @@ class Scratch:
         # The state goes first: a kill in between leaves a repository that nothing refers to.
         self.write_state(None)
         shutil.rmtree(self.tree, ignore_errors=True)
+
+
+def _release(version: str, sha256: str) -> str:
+    return f"refs/releases/{version}-{sha256[:16]}"
 
 
 @contextmanager

@@ -55,7 +55,9 @@ def bases(root: Path) -> list[str]:
         except InvalidVersion:
             return Version("0")
 
-    return sorted((p.parent.name for p in root.glob(f"*/{PINS_FILE}")), key=key)
+    # A folder with a dot is one that is being written.
+    found = (path.parent.name for path in root.glob(f"*/{PINS_FILE}"))
+    return sorted((name for name in found if not name.startswith(".")), key=key)
 
 
 @dataclass(frozen=True)
