@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sglang_bw.cli.console import out, print_json
+from sglang_bw.cli.develop import export, export_facts, new, show_export
 from sglang_bw.cli.options import BASE, JSON, LOCAL, PATCHES, local_of, series_of, steps
 
 if TYPE_CHECKING:
@@ -137,16 +138,41 @@ def lint(base: str | None, local: Path | None, root: Path | None, as_json: bool)
 @BASE
 @click.option("--wheel", type=click.Path(path_type=Path), help="Upstream's wheel as a file.")
 @click.option("--release", is_flag=True, help="Make this tree the next released one, +bw.N.")
+@LOCAL
 @PATCHES
 @JSON
-def refresh(base: str | None, wheel: Path | None, release: bool, root: Path | None, as_json: bool) -> None:
-    """Apply the series and record its tree id and file hashes in upstream.toml."""
-    from sglang_bw.fork.refresh import refresh as run
+def refresh(
+    base: str | None, wheel: Path | None, release: bool, local: Path | None, root: Path | None, as_json: bool
+) -> None:  # fmt: skip
+    """Apply the series and record its tree id and file hashes in upstream.toml.
 
-    series = series_of(root, base)
+    What an open scratch tree has and no patch file yet is exported first. With --local nothing is recorded: yours
+    are applied after ours, and the version they make is told.
+    """
+    from sglang_bw.fork import patchtree
+    from sglang_bw.fork.refresh import refresh as run
+    from sglang_bw.fork.refresh import try_local
+
+    if local and release:
+        raise click.UsageError("--release is for the series itself: local patches are never released")
+    target = patchtree.Target(series_of(root, base), local)
     with steps(as_json) as progress:
-        pins, applied = run(series, wheel=wheel, release=release, progress=progress)
+        exported = patchtree.export(target, progress=progress) if patchtree.has_edits(target) else None
+        series = series_of(root, base)
+        if local:
+            version, applied = try_local(series, local, wheel=wheel, progress=progress)
+            facts: dict[str, Any] = {"version": version, "tree": applied.tree, "patched": applied.digests}
+        else:
+            pins, applied = run(series, wheel=wheel, release=release, progress=progress)
+            facts = {"version": pins.full_version, "tree": pins.tree, "patched": pins.patched}
     if as_json:
-        print_json({"version": pins.full_version, "tree": pins.tree, "patched": pins.patched})
-    else:
-        out.print(f"{series.folder.name}: tree {pins.tree}, {len(applied.changes)} files, version {pins.full_version}")
+        print_json(facts | ({"exported": export_facts(exported)} if exported else {}))
+        return
+    if exported:
+        show_export(target, exported)
+    count = len(applied.changes)
+    out.print(f"{series.base}: tree {facts['tree']}, {count} files, version {facts['version']}", markup=False)
+
+
+patches.add_command(new)
+patches.add_command(export)

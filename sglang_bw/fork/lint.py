@@ -20,6 +20,7 @@ _VERIFIED = re.compile(r"[a-z0-9]+(:[a-z0-9]+)?( \([^)]+\))?")
 _BUG = re.compile(r"https://\S+|none \(.+\)")
 # What `patches new` writes where the author has to write something.
 TODO = "TODO"
+UNFILLED = "is still to be filled in"
 _ZERO = b"From 0000000000000000000000000000000000000000 "
 
 
@@ -89,11 +90,11 @@ def _trailers(patch: mail.Patch, base: str, checkout: Path) -> list[str]:
 
 def unfilled(patch: mail.Patch) -> list[str]:
     """Return which parts of the message are still what ``patches new`` wrote for its author to fill in."""
-    findings = [f"{key} is still to be filled in" for key, value in patch.trailers if value.startswith(TODO)]
+    findings = [f"{key} {UNFILLED}" for key, value in patch.trailers if value.startswith(TODO)]
     if patch.subject.startswith(TODO):
-        findings.append("the subject is still to be filled in")
+        findings.append(f"the subject {UNFILLED}")
     if any(line.startswith(TODO) for line in mail.description(patch).splitlines()):
-        findings.append("the description is still to be filled in")
+        findings.append(f"the description {UNFILLED}")
     return findings
 
 
@@ -126,7 +127,11 @@ def value_findings(patch: mail.Patch, base: str) -> list[str]:
 def _tests(patch: mail.Patch, checkout: Path) -> list[str]:
     if not (checkout / "tests" / "patches").is_dir():
         return []  # the copy inside an installed tool travels without the tests
-    return [f"Test {test}: no such file" for test in patch.all("Test") if not (checkout / test).is_file()]
+    return [
+        f"Test {test}: no such file"
+        for test in patch.all("Test")
+        if not test.startswith(TODO) and not (checkout / test).is_file()
+    ]
 
 
 def diff_findings(patch: mail.Patch) -> list[str]:
@@ -137,6 +142,8 @@ def diff_findings(patch: mail.Patch) -> list[str]:
         return [error.message.removeprefix(f"{patch.name}: ")]
     findings = []
     for file in files:
+        if file.is_binary_file or (not file and not file.is_rename):
+            findings.append(f"{file.path}: binary or mode change; a patch changes text only")
         if not file.path.startswith("python/sglang/") and not file.is_added_file:
             findings.append(f"{file.path}: the wheel does not hold this file, so it cannot be changed")
         elif file.path.startswith("sglang/"):

@@ -22,7 +22,7 @@ from sglang_bw.fork.keep import keep, kept_path
 from sglang_bw.fork.locks import Lock
 from sglang_bw.fork.mail import read_patch
 from sglang_bw.fork.record import PatchRecord
-from sglang_bw.fork.series import Series, bases, newest_base, patches_root
+from sglang_bw.fork.series import Series, bases, newest_base, root_option
 from sglang_bw.fork.verify import PACKAGE, Installation, State, inspect_environment
 from sglang_bw.fork.wheelhouse import find_wheel
 
@@ -202,9 +202,7 @@ def _options(root: Path, environment: Environment, plan: Plan) -> str:
         options.append(f"--torch-index {shlex.quote(plan.torch_index)}")
     if plan.installer.name != "pip":
         options.append(f"--installer {plan.installer.name}")
-    if root != patches_root():
-        options.append(f"--patches {shlex.quote(str(root.resolve()))}")
-    return "".join(f" {option}" for option in options)
+    return "".join(f" {option}" for option in options) + root_option(root)
 
 
 def _made_here(root: Path, before: Installation, environment: Environment, plan: Plan) -> str:
