@@ -31,6 +31,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
             "sglang_bw.cli.upgrade:upgrade",
             "Take an environment to another base, saying first what changes and how to return.",
         ),
+        "rebase": ("sglang_bw.cli.rebase:rebase", "Move the series to another SGLang release, forwards or back."),
     },
     "Launch": {
         "serve": (

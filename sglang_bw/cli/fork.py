@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sglang_bw.cli.console import out, print_json
-from sglang_bw.cli.options import BASE, JSON, LOCAL, PATCHES, series_of, steps
+from sglang_bw.cli.console import out, print_json, steps
+from sglang_bw.cli.options import BASE, JSON, LOCAL, PATCHES, series_of
 
 if TYPE_CHECKING:
     from sglang_bw.fork.series import Series

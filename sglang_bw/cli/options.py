@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-
-from sglang_bw.cli.console import err
 
 if TYPE_CHECKING:
     from sglang_bw.fork.local import LocalSeries
@@ -32,17 +27,6 @@ PYTHON = click.option(
     help="Interpreter or folder of the environment (default: the tool's own).",
 )
 JSON = click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
-
-
-@contextmanager
-def steps(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Show what is being done now, with the seconds since the start."""
-    if quiet or not err.is_terminal:
-        yield (lambda step: None) if quiet else (lambda step: err.print(f"- {step}", markup=False))
-        return
-    started = time.monotonic()
-    with err.status("starting") as status:
-        yield lambda step: status.update(f"{step} [dim]({time.monotonic() - started:.0f} s)[/dim]")
 
 
 def series_of(root: Path | None, base: str | None) -> Series:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sglang_bw.cli.console import out, print_json
+from sglang_bw.cli.console import out, print_json, steps
 from sglang_bw.cli.develop import export, export_facts, new, show_export
-from sglang_bw.cli.options import BASE, JSON, LOCAL, PATCHES, local_of, series_of, steps
+from sglang_bw.cli.options import BASE, JSON, LOCAL, PATCHES, local_of, series_of
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -59,19 +59,25 @@ def text_files(wheel: Wheel) -> dict[str, bytes]:
 
 
 class Bench:
-    """A release in a scratch repository, and the patches that are put on it one after another."""
+    """A repository whose HEAD is a release, and the patches that are put on it one after another."""
 
-    def __init__(self, wheel: Wheel, folder: Path, patches: Sequence[mail.Patch], progress: Progress) -> None:
-        """Import the release below ``folder``; only files that ``patches`` name are checked out."""
-        progress("importing the release")
-        self._files = text_files(wheel)
-        self._repo = GitRepo.create(folder / "repo")
-        named = [path for patch in patches for path in strict.touched(patch.name, patch.diff)]
-        self._repo.commit_files(self._files, f"sglang {wheel.version}", work_on=named)
-        self._base = self._repo.run("rev-parse", "HEAD").text
+    def __init__(self, repo: GitRepo, files: Mapping[str, bytes], progress: Progress) -> None:
+        """Begin at HEAD, which is the release that ``files`` holds."""
+        self._repo = repo
+        self._files = files
+        self._base = repo.run("rev-parse", "HEAD").text
         self._state: dict[str, bytes | None] = {}
         self._done: list[mail.Patch] = []
         self._progress = progress
+
+    @classmethod
+    def new(cls, wheel: Wheel, folder: Path, patches: Iterable[mail.Patch], progress: Progress) -> Bench:
+        """Import a release below ``folder``; only files that ``patches`` name are checked out."""
+        progress("importing the release")
+        files = text_files(wheel)
+        repo = GitRepo.create(folder / "repo")
+        repo.commit_files(files, f"sglang {wheel.version}", work_on=named_paths(patches))
+        return cls(repo, files, progress)
 
     def put(self, patches: Sequence[mail.Patch]) -> Applied:
         """Put more patches on and return the release with all of them so far.
@@ -104,10 +110,23 @@ def apply_series(series: Series, wheel: Wheel, folder: Path, progress: Progress)
     :raises PatchApplyError: a patch does not apply exactly, or the two readers disagree.
     """
     patches = [mail.read_patch(path) for path in series.files]
-    return Bench(wheel, folder, patches, progress).put(patches)
+    return Bench.new(wheel, folder, patches, progress).put(patches)
 
 
-def _agree(repo: GitRepo, base: str, state: dict[str, bytes | None], files: dict[str, bytes]) -> None:
+def named_paths(patches: Iterable[mail.Patch]) -> set[str]:
+    """Return every path that the patches name."""
+    return {path for patch in patches for path in strict.touched(patch.name, patch.diff)}
+
+
+def apply_in(repo: GitRepo, patches: Sequence[mail.Patch], files: Mapping[str, bytes], progress: Progress) -> Applied:
+    """Apply patches on the HEAD of a repository, which is the release that ``files`` holds.
+
+    :raises PatchApplyError: a patch does not apply exactly, or the two readers disagree.
+    """
+    return Bench(repo, files, progress).put(patches)
+
+
+def _agree(repo: GitRepo, base: str, state: dict[str, bytes | None], files: Mapping[str, bytes]) -> None:
     """Compare what git made of the series with what the strict reader made of it."""
     changed = repo.changed(base)
     # A file that one patch adds and a later one deletes is in neither tree.

@@ -151,7 +151,7 @@ def _applied(
 ) -> tuple[Applied, LocalApplied | None]:
     """Apply the series, then the local one on top of it."""
     ours = [mail.read_patch(path) for path in series.files]
-    bench = Bench(source, folder, [*ours, *(local.patches if local else ())], progress)
+    bench = Bench.new(source, folder, [*ours, *(local.patches if local else ())], progress)
     applied = bench.put(ours)
     return applied, apply_after(bench, local, series) if local else None
 

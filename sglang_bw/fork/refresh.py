@@ -48,7 +48,7 @@ def try_local(series: Series, folder: Path, *, wheel: Path | None, progress: Pro
     source = _release(series, wheel)
     ours = [mail.read_patch(path) for path in series.files]
     with tempfile.TemporaryDirectory(prefix="sglang-bw-refresh-") as scratch:
-        bench = Bench(source, Path(scratch), [*ours, *local.patches], progress)
+        bench = Bench.new(source, Path(scratch), [*ours, *local.patches], progress)
         check_pins(bench.put(ours), series.pins)
         applied = apply_after(bench, local, series).applied
     return f"{series.base}+{local_version(series.pins, applied.tree)}", applied

@@ -109,6 +109,10 @@ class Scratch:
         ref = _release(wheel.version, wheel.sha256)
         return known or self.repo.import_files(text_files(wheel), f"sglang {wheel.version}", ref)
 
+    def releases(self) -> int:
+        """Return how many releases were imported; each takes about 70 MB."""
+        return len(self.repo.run("for-each-ref", "--format=x", "refs/releases").text.split())
+
     def files(self, revision: str) -> dict[str, bytes]:
         """Return every file of a commit, path -> bytes."""
         listed = self.repo.run("ls-tree", "-r", "--name-only", "-z", revision).stdout.decode("utf-8", "surrogateescape")

@@ -6,7 +6,7 @@ same interface, or a person must look.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,7 +71,7 @@ class _File:
         self.added = {name: thing for name, thing in added.items() if not _parents(name) & set(added)}
 
     def hunk(self, number: int, hunk: Any) -> Hunk:
-        """Return one hunk, judged."""
+        """Return one hunk, judged by what the new file has."""
         lines = [line for line in hunk if line.line_type != "\\"]
         changed = [at for at, line in enumerate(lines) if not line.is_context]
         core = lines[max(changed[0] - 1, 0) : changed[-1] + 2]
@@ -150,7 +150,7 @@ class _File:
         return True
 
 
-def _at(found: list[Unit], line: int) -> Unit | None:
+def _at(found: Sequence[Unit], line: int) -> Unit | None:
     return next((unit for unit in found if unit.start <= line < unit.start + len(unit.lines)), None)
 
 

@@ -15,7 +15,7 @@ from sglang_bw.fork.mail import Patch
 from sglang_bw.fork.rebase import semantic
 from sglang_bw.fork.rebase.evidence import Hunk, Versions, hunks_of
 from sglang_bw.fork.rebase.outcome import Conflict, HunkReport, HunkWord, PatchOutcome, Word
-from sglang_bw.fork.rebase.search import Tree
+from sglang_bw.fork.rebase.search import TELLING, Tree
 from sglang_bw.fork.rebase.semantic import Doubt
 from sglang_bw.fork.rebase.units import Lines, every_thing, parse
 from sglang_bw.fork.scratch import Scratch
@@ -72,7 +72,7 @@ class Mover:
             self._commit(commit)
         if not word.needs_a_person:
             conflicts = []
-        reports = tuple(_finished(hunk, word, conflicts) for hunk in hunks)
+        reports = tuple(_finished(hunk, files[hunk.report.path], conflicts) for hunk in hunks)
         return PatchOutcome(
             patch=patch.name,
             word=word,
@@ -150,7 +150,8 @@ class Mover:
         gone = [doubt for doubt in doubts if doubt.gone and doubt.unit == report.where]
         text: Lines = gone[0].ours if gone else hunk.removed or hunk.added
         if report.path in missing or (self._lacks(hunk, versions)):
-            proof = self.tree.definition(versions.path, report.where, text) or self.tree.nearest(hunk.removed or text)
+            proof = "" if hunk.is_support else self.tree.definition(versions.path, report.where, text)
+            proof = proof or ("" if hunk.is_support else self.tree.nearest(hunk.removed or text))
             what = versions.there if report.path in missing else report.where
             says = f"upstream has no {what} any more"
             return replace(hunk, report=report.model_copy(update={"word": HunkWord.GONE, "proof": proof, "says": says}))
@@ -233,14 +234,13 @@ def _text(data: bytes) -> str:
     return "\n".join(lines if len(lines) <= _SHOWN else [*lines[:_SHOWN], f"... {len(lines) - _SHOWN} more lines"])
 
 
-def _finished(hunk: Hunk, word: Word, conflicts: Sequence[Conflict]) -> HunkReport:
-    """Return a hunk's report as it stands once the patch has its word."""
+def _finished(hunk: Hunk, versions: Versions, conflicts: Sequence[Conflict]) -> HunkReport:
+    """Return a hunk's report as it stands once the patch has its word: which hunks lie in a conflict."""
     report = hunk.report
-    if not word.needs_a_person or report.word is not HunkWord.APPLIED:
-        return report
-    for conflict in conflicts:
-        is_near = conflict.ours and any(line.strip() in conflict.ours.encode() for line in hunk.added if line.strip())
-        if is_near or conflict.why.startswith("one side deletes"):
+    telling = [line.strip().decode("utf-8", "replace") for line in hunk.added if len(line.strip()) >= TELLING]
+    for conflict in conflicts if report.word is HunkWord.APPLIED else ():
+        is_here = conflict.path in (versions.path, versions.there)
+        if is_here and (not conflict.ours or any(line in conflict.ours for line in telling)):
             return report.model_copy(update={"word": HunkWord.CONFLICT, "says": conflict.why})
     return report
 
@@ -256,7 +256,7 @@ def _says(word: Word, hunks: Sequence[Hunk], files: dict[str, Versions]) -> str:
         named = ", ".join(f"{report.number} ({report.proof})" for report in merged)
         parts.append(f"upstream has {len(merged)} of {len(hunks)} hunks: {named}")
     if word.needs_a_person:
-        gone = [hunk.report for hunk in hunks if hunk.report.word is HunkWord.GONE]
+        gone = [hunk.report for hunk in hunks if hunk.report.word is HunkWord.GONE and not hunk.is_support]
         parts += [f"{report.says}; see {report.proof or 'nothing like it'}" for report in gone[:1]]
     renamed = [f"{one.path} is {one.there} now" for one in files.values() if one.there != one.path and one.old]
     return "; ".join([*parts, *renamed])

@@ -13,7 +13,7 @@ from sglang_bw.fork.rebase.units import Lines, split_lines, units
 # How alike two texts must be to be called the same one moved; git's own limit for renames.
 ALIKE = 0.5
 # Shorter lines say nothing about where code went.
-_TELLING = 9
+TELLING = 9
 
 
 class Tree:
@@ -64,7 +64,7 @@ class Tree:
 
     def nearest(self, lines: Iterable[bytes]) -> str:
         """Return ``file:line`` where most of these lines survive, or an empty string."""
-        wanted = {line.strip() for line in lines if len(line.strip()) >= _TELLING}
+        wanted = {line.strip() for line in lines if len(line.strip()) >= TELLING}
         best, place = 0, ""
         for path, data in self.files.items():
             there = [line for line in wanted if line in data]

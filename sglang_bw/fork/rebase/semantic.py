@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
@@ -48,6 +49,8 @@ def examine(path: str, old: bytes, patched: bytes, new: bytes, result: bytes) ->
     :param new: the file of the new release, with the patches before this one.
     :param result: what git made.
     """
+    if new == old and result == patched:
+        return []
     if not all(is_divisible(path, data) for data in (old, patched, new, result)):
         path = ""  # compared as one unit
     joined = join(path, old, patched, new)
@@ -68,7 +71,7 @@ def examine(path: str, old: bytes, patched: bytes, new: bytes, result: bytes) ->
     return doubts or _order(path, patched, new, found) or twice(path, patched, new, result)
 
 
-def _order(path: str, patched: bytes, new: bytes, found: list[Unit]) -> list[Doubt]:
+def _order(path: str, patched: bytes, new: bytes, found: Sequence[Unit]) -> list[Doubt]:
     """Doubt a result in which units come in another order than upstream's, or a new one has other neighbours."""
     at = {unit.key: number for number, unit in enumerate(found)}
     theirs = [unit.key for unit in units(path, new) if unit.key in at and unit.key != "<end>"]
@@ -178,13 +181,15 @@ def _place(old: Lines, new: Lines, first: int, last: int) -> tuple[int | None, s
     for margin in range(1, first + 1):
         window = old[first - margin : first]
         if len(_found(window, old)) == 1:
-            if any(place + margin != at for place in _found(window, new)):
+            there = [place + margin for place in _found(window, new)]
+            if there and at not in there:
                 return None, "the lines before an edit of the patch point at another place than the lines around it"
             break
     for margin in range(1, len(old) - last + 1):
         window = old[last : last + margin]
         if len(_found(window, old)) == 1:
-            if any(place - (last - first) != at for place in _found(window, new)):
+            there = [place - (last - first) for place in _found(window, new)]
+            if there and at not in there:
                 return None, "the lines after an edit of the patch point at another place than the lines around it"
             break
     return at, ""

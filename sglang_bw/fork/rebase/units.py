@@ -14,6 +14,9 @@ from dataclasses import dataclass
 
 Lines = tuple[bytes, ...]
 
+# Four versions of a file are read several times each while one patch moves.
+_KEPT = 64
+
 
 @dataclass(frozen=True)
 class Unit:
@@ -74,7 +77,7 @@ def split_lines(data: bytes) -> Lines:
     return (*(part + b"\n" for part in parts[:-1]), *([parts[-1]] if parts[-1] else []))
 
 
-@functools.lru_cache(maxsize=32)
+@functools.lru_cache(maxsize=_KEPT)
 def parse(path: str, data: bytes) -> ast.Module | None:
     """Return the syntax tree of a Python file, ``None`` for anything else."""
     if not path.endswith((".py", ".pyi")):
@@ -90,12 +93,13 @@ def is_divisible(path: str, data: bytes) -> bool:
     return b"\x0c" not in data and b"\r" not in data.replace(b"\r\n", b"") and parse(path, data) is not None
 
 
-def units(path: str, data: bytes) -> list[Unit]:
+@functools.lru_cache(maxsize=_KEPT)
+def units(path: str, data: bytes) -> tuple[Unit, ...]:
     """Return the units of a file, in order; together they hold every line once."""
     lines = split_lines(data)
     module = parse(path, data)
     if module is None or not is_divisible(path, data):
-        return [Unit("", 0, 0, lines)]
+        return (Unit("", 0, 0, lines),)
     marks = _merge(list(_marks(module.body, "")))
     found: list[Unit] = []
     begin, seen = 0, Counter[str]()
@@ -106,7 +110,7 @@ def units(path: str, data: bytes) -> list[Unit]:
         name = key if seen[key] == 1 else f"{key}#{seen[key]}"
         found.append(Unit(name, begin, first - 1, lines[begin:last]))
         begin = last
-    return found
+    return tuple(found)
 
 
 def _merge(marks: list[tuple[str, int, int]]) -> list[tuple[str, int, int]]:
@@ -164,11 +168,11 @@ def things(path: str, data: bytes) -> dict[str, Thing]:
     return found
 
 
-def every_thing(path: str, data: bytes) -> Iterator[Thing]:
-    """Yield what a file defines, a name that comes twice twice."""
+@functools.lru_cache(maxsize=_KEPT)
+def every_thing(path: str, data: bytes) -> tuple[Thing, ...]:
+    """Return what a file defines, a name that comes twice twice."""
     module = parse(path, data)
-    if module is not None:
-        yield from _things(module.body, "")
+    return tuple(_things(module.body, "")) if module is not None else ()
 
 
 def _things(body: list[ast.stmt], scope: str) -> Iterator[Thing]:
