@@ -7,7 +7,7 @@ Every step ends with the state on disk. What a person may have edited is never t
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,19 +57,32 @@ def request_of(series: Series, wheels: Wheels) -> Request:
         base_wheel=wheels.base.wheels[wheels.base_name],
         new_wheel=wheels.new_name,
         new_wheels=wheels.new.wheels,
-        series=digests(series),
+        series=digests(series.files),
     )
 
 
-def digests(series: Series) -> dict[str, str]:
-    """Return the patch files of a series with their sha256."""
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in series.files}
+def digests(files: Iterable[Path]) -> dict[str, str]:
+    """Return patch files with their sha256."""
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def begin(scratch: Scratch, series: Series, wheels: Wheels, *, keep_going: bool, progress: Progress) -> RebaseState:
     """Make the two releases and the old series commits, and remember the rebase.
 
     :raises DriftError: the patch files are not what git exports from them, or make another tree than the pinned one.
+    """
+    origin, onto = import_both(scratch, wheels, progress)
+    progress(f"the series on SGLang {series.base}")
+    scratch.start(origin, work_on=[])
+    commits = scratch.am_series(series.files)
+    _require_no_drift(scratch, series, origin)
+    return remember(scratch, request_of(series, wheels), origin, commits, onto, keep_going=keep_going)
+
+
+def import_both(scratch: Scratch, wheels: Wheels, progress: Progress) -> tuple[str, str]:
+    """Return the commits of the two releases, in a repository where no rebase is open.
+
+    :raises RebaseOpenError: one is.
     """
     state = scratch.read_state(RebaseState)
     if state is not None:
@@ -83,20 +96,22 @@ def begin(scratch: Scratch, series: Series, wheels: Wheels, *, keep_going: bool,
         scratch.require_sound()
     else:
         scratch.create()
-    progress(f"importing SGLang {series.base}")
-    origin = scratch.release(series.base, wheels.base.wheels[wheels.base_name])
+    progress(f"importing SGLang {wheels.base.version}")
+    origin = scratch.release(wheels.base.version, wheels.base.wheels[wheels.base_name])
     origin = origin or scratch.import_release(wheels.read_base())
     progress(f"importing SGLang {wheels.new.version}")
     onto = scratch.release(wheels.new.version, wheels.new.wheels[wheels.new_name])
-    onto = onto or scratch.import_release(wheels.read_new())
-    progress(f"the series on SGLang {series.base}")
-    scratch.start(origin, work_on=[])
-    commits = scratch.am_series(series.files)
-    _require_no_drift(scratch, series, origin)
+    return origin, onto or scratch.import_release(wheels.read_new())
+
+
+def remember(
+    scratch: Scratch, request: Request, origin: str, commits: Sequence[str], onto: str, *, keep_going: bool
+) -> RebaseState:
+    """Write the state of a rebase that begins: ``commits`` lie on ``origin`` and go to ``onto``."""
     scratch.start(onto, work_on=[])
     state = RebaseState(
         tool=__version__,
-        request=request_of(series, wheels),
+        request=request,
         phase=Phase.MOVING,
         origin=origin,
         series=tuple(commits),
@@ -128,10 +143,11 @@ def ways_out(state: RebaseState, scratch: Scratch) -> str:
     if state.phase is Phase.STOPPED:
         stopped = state.outcomes[-1]
         return (
-            f"it waits at {stopped.patch}: edit {scratch.tree} and run `sglang-bw rebase --continue`, leave the patch "
-            "out with `--skip`, or throw everything away with `--abort`"
+            f"it waits at {stopped.patch}: edit {scratch.tree} and run `sglang-bw rebase --continue"
+            f"{state.local_option}`, leave the patch out with `--skip`, or throw everything away with `--abort`"
         )
-    return "go on with `sglang-bw rebase --continue`, or throw it away with `sglang-bw rebase --abort`"
+    option = state.local_option
+    return f"go on with `sglang-bw rebase --continue{option}`, or throw it away with `sglang-bw rebase --abort{option}`"
 
 
 def resume(scratch: Scratch, state: RebaseState, request: Request) -> None:

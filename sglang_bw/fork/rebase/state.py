@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from enum import StrEnum
 from typing import Literal
 
@@ -27,7 +28,10 @@ class _Frozen(BaseModel):
 
 
 class Request(_Frozen):
-    """What was asked: two releases by version and wheel, and the series as it lay on disk (file -> sha256)."""
+    """What was asked: two releases by version and wheel, and the series as it lay on disk (file -> sha256).
+
+    ``local`` is the folder of a local series that is moved instead, ``below`` what lies under it on both sides.
+    """
 
     base: str
     new: str
@@ -36,6 +40,8 @@ class Request(_Frozen):
     new_wheel: str
     new_wheels: dict[str, str]
     series: dict[str, str]
+    local: str = ""
+    below: tuple[dict[str, str], dict[str, str]] = ({}, {})
 
 
 class RebaseState(_Frozen):
@@ -59,7 +65,12 @@ class RebaseState(_Frozen):
     @property
     def command(self) -> str:
         """The rebase as a command line."""
-        return f"sglang-bw rebase {self.request.new} --from {self.request.base}"
+        return f"sglang-bw rebase {self.request.new} --from {self.request.base}{self.local_option}"
+
+    @property
+    def local_option(self) -> str:
+        """The option that names the local series, with a blank before it, or nothing."""
+        return f" --local {shlex.quote(self.request.local)}" if self.request.local else ""
 
     @property
     def stopped_at(self) -> int:
