@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_bw.fork.rebase.semantic import examine, join_lines
+from sglang_bw.fork.rebase.semantic import examine, join_lines, twice
 from sglang_bw.fork.rebase.units import split_lines, things, units
 
 OLD = b"""import os
@@ -72,6 +72,13 @@ def test_member_defined_twice_is_found() -> None:
     result = edit(new, b"def run", b"def helper():\n    pass\n\n\ndef run")
     [doubt, *_] = examine("a.py", OLD, patched, new, result)
     assert "upstream has a helper of its own" in doubt.why
+
+
+def test_arms_of_a_branch_may_define_the_same() -> None:
+    arms = b"if x:\n    from a import f\nelse:\n    from b import f\n"
+    assert twice("a.py", b"", b"", arms) == []
+    [doubt] = twice("a.py", b"", arms, arms.replace(b"else", b"    def f(): pass\nelse"))
+    assert doubt.unit == "f"
 
 
 def test_hunk_at_the_wrong_one_of_two_functions_is_found() -> None:

@@ -21,7 +21,8 @@ Files = Mapping[str, bytes]
 class Versions:
     """One file of a patch: before and after it on the old release, and on the new one (``None``: not there).
 
-    ``path`` is the old release's name, ``there`` the new one's.
+    ``path`` is the old release's name, ``there`` the new one's. ``new`` has the patches before this one on it,
+    ``stock`` is upstream's own.
     """
 
     path: str
@@ -29,11 +30,12 @@ class Versions:
     old: bytes
     patched: bytes
     new: bytes | None
+    stock: bytes | None
 
 
 @dataclass(frozen=True)
 class Hunk:
-    """One hunk with its lines: ``core`` are those from the first to the last changed one, a neighbour at each end.
+    """One hunk with its lines.
 
     ``is_support``: it changes imports, comments or blank lines only, which says nothing about the patch's purpose.
     """
@@ -41,6 +43,7 @@ class Hunk:
     report: HunkReport
     removed: Lines
     added: Lines
+    context: Lines
     is_support: bool
 
 
@@ -59,7 +62,7 @@ class _File:
 
     def __init__(self, versions: Versions) -> None:
         self.versions = versions
-        new = versions.new if versions.new is not None else b""
+        new = versions.stock if versions.stock is not None else b""
         self.patched_units = units(versions.path, versions.patched)
         self.old_units = units(versions.path, versions.old)
         self.new_lines = split_lines(new)
@@ -92,7 +95,8 @@ class _File:
         )
         removed = tuple(_raw(line) for line in lines if line.is_removed)
         added = tuple(_raw(line) for line in lines if line.is_added)
-        return Hunk(report, removed, added, self._is_support(lines))
+        context = tuple(_raw(line) for line in lines if line.is_context)
+        return Hunk(report, removed, added, context, self._is_support(lines))
 
     def _judge(
         self, source: Lines, target: Lines, numbers: set[int], lines: list[Any], unit: Unit | None
@@ -125,7 +129,7 @@ class _File:
         """Return the line (from 1) where the new release has a hunk's lines as the patch leaves them, else 0."""
         where = self.new_units.get(unit.key) if unit else None
         telling = [line for line in target if line.strip()]
-        if self.versions.new is None or len(telling) < 2:
+        if self.versions.stock is None or len(telling) < 2:
             return 0
         lines, begin = (where.lines, where.start) if where else (self.new_lines, 0)
         at = _find(target, lines)

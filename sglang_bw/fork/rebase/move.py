@@ -15,7 +15,7 @@ from sglang_bw.fork.mail import Patch
 from sglang_bw.fork.rebase import semantic
 from sglang_bw.fork.rebase.evidence import Hunk, Versions, hunks_of
 from sglang_bw.fork.rebase.outcome import Conflict, HunkReport, HunkWord, PatchOutcome, Word
-from sglang_bw.fork.rebase.search import TELLING, Tree
+from sglang_bw.fork.rebase.search import Tree
 from sglang_bw.fork.rebase.semantic import Doubt
 from sglang_bw.fork.rebase.units import Lines, every_thing, parse
 from sglang_bw.fork.scratch import Scratch
@@ -35,10 +35,11 @@ class Attempt:
 class Mover:
     """Moves patches in a scratch repository, whose HEAD is the new release with the patches so far."""
 
-    def __init__(self, scratch: Scratch, new: str, tree: Tree) -> None:
+    def __init__(self, scratch: Scratch, new: str, onto: str, tree: Tree) -> None:
         self.scratch = scratch
         self.repo = scratch.repo
         self.new = new
+        self.onto = onto
         self.tree = tree
 
     def move(self, patch: Patch, commit: str) -> PatchOutcome:
@@ -72,7 +73,7 @@ class Mover:
             self._commit(commit)
         if not word.needs_a_person:
             conflicts = []
-        reports = tuple(_finished(hunk, files[hunk.report.path], conflicts) for hunk in hunks)
+        reports = tuple(self._finished(hunk, files[hunk.report.path], conflicts) for hunk in hunks)
         return PatchOutcome(
             patch=patch.name,
             word=word,
@@ -113,14 +114,21 @@ class Mover:
         old = self.repo.read_many(f"{commit}^", paths)
         patched = self.repo.read_many(commit, paths)
         new = self.repo.read_many("HEAD", paths)
+        stock = self.repo.read_many(self.onto, paths)
         files = {}
         for path, (source, target) in sides.items():
             there = source or target
             if there not in new and source and (moved := self.tree.renamed(source)):
                 there = moved
                 new |= self.repo.read_many("HEAD", [moved])
+                stock |= self.repo.read_many(self.onto, [moved])
             files[path] = Versions(
-                path=path, there=there, old=old.get(source, b""), patched=patched.get(target, b""), new=new.get(there)
+                path=path,
+                there=there,
+                old=old.get(source, b""),
+                patched=patched.get(target, b""),
+                new=new.get(there),
+                stock=stock.get(there),
             )
         return files
 
@@ -190,6 +198,19 @@ class Mover:
             return False
         return True
 
+    def _finished(self, hunk: Hunk, versions: Versions, conflicts: Sequence[Conflict]) -> HunkReport:
+        """Return a hunk's report once the patch has its word: whether it lies in a conflict, and the nearest code."""
+        report = hunk.report
+        mine = {line.strip().decode("utf-8", "replace") for line in hunk.added if len(line.strip()) > 1}
+        for conflict in conflicts if report.word is HunkWord.APPLIED else ():
+            is_here = conflict.path in (versions.path, versions.there)
+            ours = {line.strip() for line in conflict.ours.splitlines()}
+            if is_here and (not ours or mine & ours):
+                proof = "" if hunk.is_support else self.tree.nearest(hunk.removed or hunk.context)
+                update = {"word": HunkWord.CONFLICT, "says": conflict.why, "proof": proof}
+                return report.model_copy(update=update)
+        return report
+
     def _marked(self, unmerged: Sequence[str]) -> list[Conflict]:
         """Return the places that git marked in the work tree."""
         found: list[Conflict] = []
@@ -234,20 +255,10 @@ def _text(data: bytes) -> str:
     return "\n".join(lines if len(lines) <= _SHOWN else [*lines[:_SHOWN], f"... {len(lines) - _SHOWN} more lines"])
 
 
-def _finished(hunk: Hunk, versions: Versions, conflicts: Sequence[Conflict]) -> HunkReport:
-    """Return a hunk's report as it stands once the patch has its word: which hunks lie in a conflict."""
-    report = hunk.report
-    telling = [line.strip().decode("utf-8", "replace") for line in hunk.added if len(line.strip()) >= TELLING]
-    for conflict in conflicts if report.word is HunkWord.APPLIED else ():
-        is_here = conflict.path in (versions.path, versions.there)
-        if is_here and (not conflict.ours or any(line in conflict.ours for line in telling)):
-            return report.model_copy(update={"word": HunkWord.CONFLICT, "says": conflict.why})
-    return report
-
-
 def _says(word: Word, hunks: Sequence[Hunk], files: dict[str, Versions]) -> str:
     """Return one line of evidence for a word."""
-    merged = [hunk.report for hunk in hunks if hunk.report.word in (HunkWord.MERGED, HunkWord.OWN)]
+    telling = [hunk for hunk in hunks if not hunk.is_support] or hunks
+    merged = [hunk.report for hunk in telling if hunk.report.word in (HunkWord.MERGED, HunkWord.OWN)]
     if word is Word.MERGED:
         first = merged[0] if merged else None
         return f"{first.says}: {first.proof}" if first else "nothing of it is left to apply"

@@ -90,15 +90,21 @@ def _order(path: str, patched: bytes, new: bytes, found: Sequence[Unit]) -> list
 
 def twice(path: str, patched: bytes, new: bytes, result: bytes) -> list[Doubt]:
     """Doubt a result that defines something more often than both sides do."""
-    counts = Counter(thing.name for thing in every_thing(path, result))
-    allowed = Counter(thing.name for thing in every_thing(path, new)) | Counter(
-        thing.name for thing in every_thing(path, patched)
-    )
+    counts, mine, theirs = (_definitions(path, data) for data in (result, patched, new))
     return [
         Doubt(path, name, 0, f"{name} is defined {count} times in the result")
         for name, count in counts.items()
-        if count > max(allowed[name], 1)
+        if count > max(mine.get(name, 1), theirs.get(name, 1))
     ]
+
+
+def _definitions(path: str, data: bytes) -> dict[str, int]:
+    """Return how often each name is defined in one and the same arm of a branch."""
+    counts = Counter((thing.name, thing.branch) for thing in every_thing(path, data))
+    most: dict[str, int] = {}
+    for (name, _), count in counts.items():
+        most[name] = max(most.get(name, 0), count)
+    return most
 
 
 def join(path: str, old: bytes, patched: bytes, new: bytes) -> Joined:

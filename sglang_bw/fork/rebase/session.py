@@ -175,7 +175,7 @@ def move_all(scratch: Scratch, state: RebaseState, files: Sequence[Path], progre
     """Move patches until one needs a person, or all have their word."""
     scratch.start(state.head, work_on=[])
     tree = Tree(lambda: scratch.files(state.onto), lambda: scratch.files(state.origin))
-    mover = Mover(scratch, state.request.new, tree)
+    mover = Mover(scratch, state.request.new, state.onto, tree)
     for number in range(len(state.outcomes), len(files)):
         progress(f"patch {number + 1}/{len(files)} {files[number].name}")
         outcome = mover.move(read_patch(files[number]), state.series[number])

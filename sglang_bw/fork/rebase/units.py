@@ -10,7 +10,7 @@ import ast
 import functools
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 Lines = tuple[bytes, ...]
 
@@ -40,12 +40,16 @@ class Unit:
 
 @dataclass(frozen=True)
 class Thing:
-    """Something a file defines: a member, a function, a table's key, an item of a list, an imported name."""
+    """Something a file defines: a member, a function, a table's key, an item of a list, an imported name.
+
+    ``branch`` names the arm of an ``if`` or ``try`` that it lies in: two arms may define the same name.
+    """
 
     name: str
     line: int
     kind: str
     node: ast.AST
+    branch: str = ""
 
     @property
     def interface(self) -> str:
@@ -185,24 +189,30 @@ def _things(body: list[ast.stmt], scope: str) -> Iterator[Thing]:
             case ast.ClassDef():
                 yield Thing(scope + node.name, node.lineno, "class", node)
                 yield from _things(node.body, scope + node.name + ".")
-            case ast.Assign(targets=[target], value=value) | ast.AnnAssign(target=target, value=ast.expr() as value):
-                name = scope + ast.unparse(target)
-                yield Thing(name, node.lineno, "value", node)
-                yield from _entries(name, value)
-            case ast.AnnAssign(target=target):
-                yield Thing(scope + ast.unparse(target), node.lineno, "value", node)
+            case ast.Assign() | ast.AnnAssign():
+                yield from _values(node, scope)
             case ast.ImportFrom(names=names) | ast.Import(names=names):
                 for alias in names:
                     bound = alias.asname or alias.name.partition(".")[0]
                     yield Thing(scope + bound, node.lineno, "import", node)
             case ast.If() | ast.Try() | ast.With() | ast.For() | ast.While():
-                yield from _things(_inner(node), scope)
+                for number, arm in enumerate(_arms(node)):
+                    branch = f"{node.lineno}.{number}/"
+                    yield from (replace(thing, branch=branch + thing.branch) for thing in _things(arm, scope))
 
 
-def _inner(node: ast.stmt) -> list[ast.stmt]:
+def _values(node: ast.Assign | ast.AnnAssign, scope: str) -> Iterator[Thing]:
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    if len(targets) == 1:
+        name = scope + ast.unparse(targets[0])
+        yield Thing(name, node.lineno, "value", node)
+        if node.value is not None:
+            yield from _entries(name, node.value)
+
+
+def _arms(node: ast.stmt) -> list[list[ast.stmt]]:
     blocks = [getattr(node, name, []) for name in ("body", "orelse", "finalbody")]
-    handlers = [handler.body for handler in getattr(node, "handlers", [])]
-    return [statement for block in (*blocks, *handlers) for statement in block]
+    return [*blocks, *(handler.body for handler in getattr(node, "handlers", []))]
 
 
 def _entries(name: str, value: ast.expr) -> Iterator[Thing]:
