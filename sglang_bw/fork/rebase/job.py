@@ -281,6 +281,7 @@ def require_finished(report: Report) -> None:
     if report.left_out and not report.is_dry:
         names = ", ".join(outcome.patch for outcome in report.left_out if outcome.word.needs_a_person)
         raise RebaseStoppedError(
-            f"the base was written without {names}",
-            hint=f"look at each: remove the folder and run `sglang-bw rebase {report.new} --from {report.base}`",
+            f"{report.folder} was written without {names}",
+            hint=f"look at each: remove the folder and run `sglang-bw rebase {report.new} --from {report.base}"
+            f"{report.local_option}`",
         )

@@ -91,11 +91,15 @@ class Report:
         return words + (f", {len(self.waiting)} not tried yet" if self.waiting else "")
 
     @property
+    def local_option(self) -> str:
+        """The option that names the local series, with a blank before it, or nothing."""
+        return f" --local {shlex.quote(self.local)}" if self.local else ""
+
+    @property
     def next_steps(self) -> tuple[str, ...]:
         """The commands that follow."""
-        local = f" --local {shlex.quote(self.local)}" if self.local else ""
         if self.stopped:
-            return tuple(f"sglang-bw rebase --{word}{local}" for word in ("continue", "skip", "abort"))
+            return tuple(f"sglang-bw rebase --{word}{self.local_option}" for word in ("continue", "skip", "abort"))
         if self.local:
             return (f"sglang-bw upgrade {self.new} --local {shlex.quote(str(self.folder))}",) if self.folder else ()
         if self.folder:

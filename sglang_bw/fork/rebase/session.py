@@ -217,15 +217,16 @@ def accept(scratch: Scratch, state: RebaseState, patch: Patch) -> RebaseState:
     edited = scratch.changes()
     _require_known(scratch, edited, touched)
     in_tree = [path for path in edited if (scratch.tree / path).is_file()]
-    _refuse(scratch, patch, _problems({path: (scratch.tree / path).read_bytes() for path in in_tree}))
+    _refuse(scratch, state, patch, _problems({path: (scratch.tree / path).read_bytes() for path in in_tree}))
     if edited:
         repo.run("add", "--all", "--", *edited)
     tree = repo.run("write-tree").text
     changed = repo.read_many(tree, repo.changed(state.head, tree))
-    _refuse(scratch, patch, _problems(changed) or _defined_twice(scratch, state, commit, changed))
+    _refuse(scratch, state, patch, _problems(changed) or _defined_twice(scratch, state, commit, changed))
     if tree == repo.tree(state.head):
         raise RebaseStoppedError(
-            f"nothing is left of {patch.name}", hint="`sglang-bw rebase --skip` leaves it out of the new series"
+            f"nothing is left of {patch.name}",
+            hint=f"`sglang-bw rebase --skip{state.local_option}` leaves it out of the new series",
         )
     repo.run("reset", "--quiet", "--soft", state.head)
     repo.run("commit", "--quiet", "--no-verify", "--reuse-message", commit)
@@ -263,12 +264,12 @@ def _require_known(scratch: Scratch, edited: Sequence[str], touched: set[str]) -
         )
 
 
-def _refuse(scratch: Scratch, patch: Patch, problems: Sequence[str]) -> None:
+def _refuse(scratch: Scratch, state: RebaseState, patch: Patch, problems: Sequence[str]) -> None:
     if problems:
         listed = "".join(f"\n  {problem}" for problem in problems)
         raise RebaseStoppedError(
             f"{patch.name} is not resolved yet:{listed}",
-            hint=f"edit {scratch.tree}, then `sglang-bw rebase --continue`",
+            hint=f"edit {scratch.tree}, then `sglang-bw rebase --continue{state.local_option}`",
         )
 
 
