@@ -30,6 +30,7 @@ _STYLES = {"clean": "green", "offset": "green", "merged": "cyan", "partly merged
 @click.option("--check", "action", flag_value="check", help="What would newer releases (or NEW) give? Writes nothing.")
 @click.option("--test", is_flag=True, help="Run the patches' tests on both engines before anything is written.")
 @click.option("--keep-going", is_flag=True, help="Leave patches that need a person out, and write the rest.")
+@click.option("--append", is_flag=True, help="NEW has a series: put the patches that it lacks on top.")
 @click.option("--dry-run", is_flag=True, help="Report on NEW and write nothing.")
 @click.option("--markdown", is_flag=True, help="The report as markdown.")
 @LOCAL
@@ -45,6 +46,7 @@ def rebase(
     action: str | None,
     test: bool,
     keep_going: bool,
+    append: bool,
     dry_run: bool,
     markdown: bool,
     local: Path | None,
@@ -60,7 +62,7 @@ def rebase(
     from sglang_bw.fork.series import patches_root
 
     found = patches_root(root)
-    options = job.Options(test=test, keep_going=keep_going, dry_run=dry_run)
+    options = job.Options(test=test, keep_going=keep_going, append=append, dry_run=dry_run)
     _require_sense(new, base, action, wheel)
     _require_sense_of_local(local, place, action, wheel, test)
     own = job.Own(local, place) if local else None

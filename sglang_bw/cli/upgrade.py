@@ -57,7 +57,7 @@ def upgrade(
     plan = plan_upgrade(patches_root(root), request, to, drop_local=drop_local)
     found = [effects(path, plan.before.base, plan.install.series.base) for path in recipes or user_recipes()]
     facts = _facts(plan, found)
-    if not as_json:
+    if not as_json and not plan.install.nothing_to_do:
         _announce(plan, found)
     if dry_run or plan.install.nothing_to_do:
         _say_done(plan, facts, dry_run=dry_run, as_json=as_json)
@@ -121,10 +121,9 @@ def _announce(plan: UpgradePlan, recipes: list[Effects]) -> None:
     for note in install.notes:
         out.print(f"note: {note}", markup=False)
     _show_return(plan)
-    if not install.nothing_to_do:
-        out.print("\nsteps", style="bold")
-        for number, step in enumerate(install.steps, 1):
-            out.print(f"  {number}. {step}", markup=False)
+    out.print("\nsteps", style="bold")
+    for number, step in enumerate(install.steps, 1):
+        out.print(f"  {number}. {step}", markup=False)
 
 
 def _show_patches(title: str, changes: PatchChanges) -> None:

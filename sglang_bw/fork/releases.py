@@ -93,7 +93,7 @@ def find(version: str, releases: Iterable[Release]) -> Release:
     """
     wanted, known = parse_version(version), list(releases)
     for release in known:
-        if release.version == wanted:
+        if release.version == wanted and str(release.version) == version:
             if release.yanked:
                 raise ReleaseError(
                     f"SGLang {version} was yanked by upstream: {release.yanked}",

@@ -201,6 +201,26 @@ def test_dry_run_writes_nothing_and_disturbs_no_open_rebase(project: Project) ->
     assert (project.tree / "python/sglang/runner.py").read_bytes() == marked
 
 
+def test_append_moves_what_the_new_series_lacks(project: Project) -> None:
+    project.start()
+    project.resolve()
+    assert project.bw("--continue").returncode == 0
+    locks = project.root / NEW / "locks"
+    locks.mkdir()
+    (locks / "cpu.in").write_text("x\n")
+    third = (project.root / NEW / "0003-third.patch").read_bytes()
+    project.upstream.add_patch("fifth", {"python/sglang/x.py": b"x = 1\n"}, WORDS)
+    project.upstream.pin()
+    assert project.start().returncode == errors.OutputError.exit_code
+    done = project.start("--append", "--json")
+    assert done.returncode == 0, done.stderr
+    assert [patch["patch"] for patch in json.loads(done.stdout)["patches"]] == ["0005-fifth.patch"]
+    assert len(Series.load(project.root, NEW).order) == 5
+    assert (project.root / NEW / "0003-third.patch").read_bytes() == third
+    assert (locks / "cpu.in").read_text() == "x\n"
+    assert not list(project.root.glob(".*"))
+
+
 def test_series_that_changed_meanwhile_is_refused(project: Project) -> None:
     project.start()
     project.upstream.add_patch("fifth", {"python/sglang/x.py": b"x = 1\n"}, WORDS)

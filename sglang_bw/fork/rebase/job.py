@@ -27,12 +27,14 @@ class Options:
     """What applies to a whole rebase.
 
     ``dry_run``: nothing is written, and patches that need a person are left out instead of stopping. ``keep_going``:
-    the base is written without the patches that need a person.
+    the base is written without the patches that need a person. ``append``: the new release has a series already, and
+    gets the patches that it lacks on top.
     """
 
     test: bool = False
     keep_going: bool = False
     dry_run: bool = False
+    append: bool = False
 
 
 def base_for(root: Path, new: str, base: str | None) -> str:
@@ -57,7 +59,9 @@ def start(root: Path, new: str, base: str | None, wheel: Path | None, options: O
     :raises BwError: every cause has its own class, see :mod:`sglang_bw.errors`.
     """
     series = _series(root, base_for(root, new, base))
+    publish.recover(root, new)
     _require_writable(root, new, options)
+    present = _series(root, new) if options.append else None
     with opened(session.scratch_name(root, "check" if options.dry_run else "rebase")) as scratch:
         if options.dry_run:
             scratch.write_state(None)
@@ -69,11 +73,11 @@ def start(root: Path, new: str, base: str | None, wheel: Path | None, options: O
             )
         wheels = _wheels(series, new, wheel, progress)
         if state:
-            session.resume(scratch, state, session.request_of(series, wheels))
+            session.resume(scratch, state, session.request_of(series, wheels, present))
             progress(f"going on after {len(state.outcomes)} patches")
         else:
             leaves_out = options.keep_going or options.dry_run
-            state = session.begin(scratch, series, wheels, keep_going=leaves_out, progress=progress)
+            state = session.begin(scratch, series, wheels, present, keep_going=leaves_out, progress=progress)
         return _finish(scratch, state, series, wheels, options, progress)
 
 
@@ -86,17 +90,19 @@ def go_on(
     """
     with opened(session.scratch_name(root)) as scratch:
         state = _open_state(scratch)
+        publish.recover(root, state.request.new)
         if new and new != state.request.new:
             raise RebaseOpenError(
                 f"the open rebase goes to {state.request.new}, not to {new}", hint=session.ways_out(state, scratch)
             )
         series = _series(root, state.request.base)
         wheels = _known_wheels(series, state, wheel)
-        session.resume(scratch, state, session.request_of(series, wheels))
+        present = _series(root, state.request.new) if state.request.present else None
+        session.resume(scratch, state, session.request_of(series, wheels, present))
         if skip:
             state = session.skip(scratch, state)
         elif state.phase is Phase.STOPPED:
-            state = session.accept(scratch, state, read_patch(series.files[state.stopped_at]))
+            state = session.accept(scratch, state, read_patch(series.folder / state.patches[state.stopped_at]))
         return _finish(scratch, state, series, wheels, options, progress)
 
 
@@ -149,6 +155,7 @@ def abort(root: Path, own: Own | None = None) -> tuple[str, str]:
         try:
             state = _open_state(scratch)
             versions = state.request.base, state.request.new
+            publish.recover(root, state.request.new)
         except RebaseOpenError:
             raise
         except BwError:
@@ -174,15 +181,15 @@ def _finish(
     scratch: Scratch, state: RebaseState, series: Series, wheels: session.Wheels, options: Options, progress: Progress
 ) -> Report:
     started = time.monotonic()
-    state = session.move_all(scratch, state, series.files, progress)
-    report = partial(Report.of, state, tuple(series.order), tree=scratch.tree)
+    state = session.move_all(scratch, state, series.folder, progress)
+    report = partial(Report.of, state, tree=scratch.tree)
     if state.phase is Phase.STOPPED:
         return report(seconds=time.monotonic() - started)
     with publish.staged(scratch, state, wheels.read_new(), progress) as made:
         root = series.folder.parent
         if options.test:
             made = publish.try_tests(made, state.outcomes, _file(wheels), root, progress)
-        folder = None if options.dry_run else publish.write(made, root)
+        folder = None if options.dry_run else publish.write(made, root, replaces=bool(state.request.present))
         result = report(seconds=time.monotonic() - started, made=made, folder=folder)
     scratch.write_state(None)
     return result
@@ -208,9 +215,10 @@ def _require_writable(root: Path, new: str, options: Options) -> None:
         raise OutputError(
             f"{root} is the copy inside the installed tool", hint="work in a checkout, or use --patches DIR"
         )
-    if (root / new).exists():
+    if (root / new).exists() and not options.append:
         raise OutputError(
-            f"{root / new} exists already", hint=f"move it away if the series of {new} is to be made anew"
+            f"{root / new} exists already",
+            hint="--append puts the patches that it lacks on top of it; to make it anew, move it away",
         )
 
 

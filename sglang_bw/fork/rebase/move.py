@@ -268,6 +268,9 @@ def _says(word: Word, hunks: Sequence[Hunk], files: dict[str, Versions]) -> str:
         parts.append(f"upstream has {len(merged)} of {len(hunks)} hunks: {named}")
     if word.needs_a_person:
         gone = [hunk.report for hunk in hunks if hunk.report.word is HunkWord.GONE and not hunk.is_support]
-        parts += [f"{report.says}; see {report.proof or 'nothing like it'}" for report in gone[:1]]
+        parts += [
+            f"{report.says}; {'see ' + report.proof if report.proof else 'nothing like it was found'}"
+            for report in gone[:1]
+        ]
     renamed = [f"{one.path} is {one.there} now" for one in files.values() if one.there != one.path and one.old]
     return "; ".join([*parts, *renamed])

@@ -49,7 +49,7 @@ class Move:
 
     def request(self, wheels: session.Wheels) -> Request:
         """Return what is asked, as the state keeps it."""
-        asked = session.request_of(self.old, wheels)
+        asked = session.request_of(self.old, wheels, None)
         return asked.model_copy(
             update={
                 "series": session.digests(self.local.files),
@@ -111,7 +111,8 @@ def _begin(
     origin = _with_series(scratch, old, move.old)
     commits = scratch.am_series(move.local.files)
     _require_exact(scratch, move.local, commits)
-    return session.remember(scratch, move.request(wheels), origin, commits, onto, keep_going=keep_going)
+    moving = list(zip(move.local.order, commits, strict=True))
+    return session.remember(scratch, move.request(wheels), origin, moving, onto, onto, keep_going=keep_going)
 
 
 def _with_series(scratch: Scratch, release: str, series: Series) -> str:
@@ -140,8 +141,8 @@ def _require_exact(scratch: Scratch, local: LocalSeries, commits: Sequence[str])
 
 def _finish(scratch: Scratch, state: RebaseState, move: Move, *, dry_run: bool, progress: Progress) -> Report:
     started = time.monotonic()
-    state = session.move_all(scratch, state, move.local.files, progress)
-    report = Report.of(state, move.local.order, tree=scratch.tree, seconds=time.monotonic() - started)
+    state = session.move_all(scratch, state, move.local.folder, progress)
+    report = Report.of(state, tree=scratch.tree, seconds=time.monotonic() - started)
     if state.phase is Phase.STOPPED:
         return report
     exported = scratch.export(state.onto)

@@ -49,7 +49,7 @@ def staged(scratch: Scratch, state: RebaseState, source: Wheel, progress: Progre
         for patch in exported:
             (target / patch.name).write_bytes(patch.data)
         (target / ORDER_FILE).write_text("".join(f"{patch.name}\n" for patch in exported), encoding="utf-8")
-        pins = Pins(version=state.request.new, wheels=state.request.new_wheels)
+        pins = _pins(state)
         write_pins(target / PINS_FILE, pins)
         progress("applying the new series with both readers")
         patches = [read_patch(path) for path in Series.load(target.parent, pins.version).files]
@@ -64,6 +64,13 @@ def staged(scratch: Scratch, state: RebaseState, source: Wheel, progress: Progre
         (place / "made").mkdir()
         (place / "dist").mkdir()
         yield Made(series, pack(series, source, applied, place / "made", place / "dist", progress))
+
+
+def _pins(state: RebaseState) -> Pins:
+    """Return the new base's pins without a tree; a series that is there keeps its wheels and its last release."""
+    if state.request.present:
+        return replace(Series.load(Path(state.request.root), state.request.new).pins, tree="", patched={}, removed=())
+    return Pins(version=state.request.new, wheels=state.request.new_wheels)
 
 
 def try_tests(made: Made, outcomes: Sequence[PatchOutcome], stock: Path, root: Path, progress: Progress) -> Made:
@@ -112,25 +119,62 @@ def _still_needed(
     return problems
 
 
-def write(made: Made, root: Path) -> Path:
+def recover(root: Path, base: str) -> None:
+    """Bring a base back that a kill left under its name with a dot, see :func:`write`."""
+    before = root / f".{base}.old"
+    if before.exists() and not (root / base).exists():
+        os.rename(before, root / base)  # noqa: PTH104
+
+
+def write(made: Made, root: Path, *, replaces: bool) -> Path:
     """Put the base into ``patches/`` in one rename and return its folder.
 
-    :raises OutputError: it is there already, or nothing can be written.
+    :param replaces: a base of that name is there; it keeps what is no part of the series (its locks). A kill in
+        between leaves it under a name with a dot, which the next call brings back.
+    :raises OutputError: nothing can be written, or another base of that name is there.
     """
-    target, beside = root / made.series.base, root / f".{made.series.base}.new"
+    target = root / made.series.base
+    beside, before = root / f".{target.name}.new", root / f".{target.name}.old"
+    if target.exists() and not replaces:
+        if _is_written(made, target):
+            return target
+        raise OutputError(
+            f"{target} appeared meanwhile, with another content",
+            hint="move it away and run `sglang-bw rebase --continue`, or end the rebase with `--abort`",
+        )
     try:
         shutil.rmtree(beside, ignore_errors=True)
         shutil.copytree(made.series.folder, beside)
-        for path in [*beside.iterdir(), beside]:
+        _keep_the_rest(target, beside)
+        for path in [*beside.rglob("*"), beside]:
             _sync(path)
+        if target.exists():
+            os.rename(target, before)  # noqa: PTH104
         os.rename(beside, target)  # noqa: PTH104
         _sync(root)
+        shutil.rmtree(before, ignore_errors=True)
     except OSError as error:
         shutil.rmtree(beside, ignore_errors=True)
         raise OutputError(
             f"cannot write {target}: {error.strerror}", hint="the rebase is kept: `sglang-bw rebase --continue`"
         ) from None
     return target
+
+
+def _is_written(made: Made, target: Path) -> bool:
+    """Whether a folder holds this base already: a kill came after the rename."""
+    return all(
+        (target / path.name).is_file() and (target / path.name).read_bytes() == path.read_bytes()
+        for path in made.series.folder.iterdir()
+    )
+
+
+def _keep_the_rest(target: Path, beside: Path) -> None:
+    for path in target.iterdir() if target.exists() else ():
+        if path.is_dir():
+            shutil.copytree(path, beside / path.name)
+        elif path.suffix != ".patch" and not (beside / path.name).exists():
+            shutil.copyfile(path, beside / path.name)
 
 
 def _sync(path: Path) -> None:

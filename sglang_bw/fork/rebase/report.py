@@ -44,7 +44,6 @@ class Report:
     def of(
         cls,
         state: RebaseState,
-        order: tuple[str, ...],
         *,
         tree: Path,
         seconds: float,
@@ -56,7 +55,7 @@ class Report:
             base=state.request.base,
             new=state.request.new,
             outcomes=state.outcomes,
-            waiting=order[len(state.outcomes) :],
+            waiting=state.patches[len(state.outcomes) :],
             tree=tree,
             seconds=seconds,
             stopped=state.outcomes[-1] if state.phase is Phase.STOPPED else None,

@@ -48,8 +48,11 @@ class Wheels:
     read_new: Reader
 
 
-def request_of(series: Series, wheels: Wheels) -> Request:
-    """Return what is asked, as the state keeps it."""
+def request_of(series: Series, wheels: Wheels, present: Series | None) -> Request:
+    """Return what is asked, as the state keeps it.
+
+    :param present: the new release's own series, when patches are put on top of it.
+    """
     return Request(
         base=series.base,
         new=wheels.new.version,
@@ -58,6 +61,7 @@ def request_of(series: Series, wheels: Wheels) -> Request:
         new_wheel=wheels.new_name,
         new_wheels=wheels.new.wheels,
         series=digests(series.files),
+        present=digests(present.files) if present else {},
     )
 
 
@@ -66,8 +70,18 @@ def digests(files: Iterable[Path]) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def begin(scratch: Scratch, series: Series, wheels: Wheels, *, keep_going: bool, progress: Progress) -> RebaseState:
+def begin(
+    scratch: Scratch,
+    series: Series,
+    wheels: Wheels,
+    present: Series | None,
+    *,
+    keep_going: bool,
+    progress: Progress,
+) -> RebaseState:
     """Make the two releases and the old series commits, and remember the rebase.
+
+    :param present: the new release's own series; only what it lacks is moved then.
 
     :raises DriftError: the patch files are not what git exports from them, or make another tree than the pinned one.
     """
@@ -76,7 +90,12 @@ def begin(scratch: Scratch, series: Series, wheels: Wheels, *, keep_going: bool,
     scratch.start(origin, work_on=[])
     commits = scratch.am_series(series.files)
     _require_no_drift(scratch, series, origin)
-    return remember(scratch, request_of(series, wheels), origin, commits, onto, keep_going=keep_going)
+    there = present.order if present else ()
+    moving = [(name, commit) for name, commit in zip(series.order, commits, strict=True) if name not in there]
+    scratch.start(onto, work_on=[])
+    head = [onto, *scratch.am_series(present.files if present else ())][-1]
+    request = request_of(series, wheels, present)
+    return remember(scratch, request, origin, moving, onto, head, keep_going=keep_going)
 
 
 def import_both(scratch: Scratch, wheels: Wheels, progress: Progress) -> tuple[str, str]:
@@ -105,18 +124,29 @@ def import_both(scratch: Scratch, wheels: Wheels, progress: Progress) -> tuple[s
 
 
 def remember(
-    scratch: Scratch, request: Request, origin: str, commits: Sequence[str], onto: str, *, keep_going: bool
+    scratch: Scratch,
+    request: Request,
+    origin: str,
+    moving: Sequence[tuple[str, str]],
+    onto: str,
+    head: str,
+    *,
+    keep_going: bool,
 ) -> RebaseState:
-    """Write the state of a rebase that begins: ``commits`` lie on ``origin`` and go to ``onto``."""
-    scratch.start(onto, work_on=[])
+    """Write the state of a rebase that begins.
+
+    :param moving: file name and commit of each patch that goes from ``origin`` to ``onto``.
+    :param head: the commit on ``onto`` that they come after.
+    """
     state = RebaseState(
         tool=__version__,
         request=request,
         phase=Phase.MOVING,
         origin=origin,
-        series=tuple(commits),
+        patches=tuple(name for name, _ in moving),
+        series=tuple(commit for _, commit in moving),
         onto=onto,
-        head=onto,
+        head=head,
         keep_going=keep_going,
     )
     scratch.write_state(state)
@@ -171,8 +201,9 @@ def resume(scratch: Scratch, state: RebaseState, request: Request) -> None:
             )
 
 
-def move_all(scratch: Scratch, state: RebaseState, files: Sequence[Path], progress: Progress) -> RebaseState:
-    """Move patches until one needs a person, or all have their word."""
+def move_all(scratch: Scratch, state: RebaseState, folder: Path, progress: Progress) -> RebaseState:
+    """Move the patches of ``folder`` until one needs a person, or all have their word."""
+    files = [folder / name for name in state.patches]
     scratch.start(state.head, work_on=[])
     tree = Tree(lambda: scratch.files(state.onto), lambda: scratch.files(state.origin))
     mover = Mover(scratch, state.request.new, state.onto, tree)

@@ -30,7 +30,8 @@ class _Frozen(BaseModel):
 class Request(_Frozen):
     """What was asked: two releases by version and wheel, and the series as it lay on disk (file -> sha256).
 
-    ``local`` is the folder of a local series that is moved instead, ``below`` what lies under it on both sides.
+    ``present`` is the new release's own series, which the patches that it lacks are put on top of; ``local`` is the
+    folder of a local series that is moved instead, ``below`` what lies under it on both sides.
     """
 
     base: str
@@ -40,6 +41,7 @@ class Request(_Frozen):
     new_wheel: str
     new_wheels: dict[str, str]
     series: dict[str, str]
+    present: dict[str, str] = {}
     local: str = ""
     below: tuple[dict[str, str], dict[str, str]] = ({}, {})
 
@@ -47,8 +49,9 @@ class Request(_Frozen):
 class RebaseState(_Frozen):
     """A rebase that is open.
 
-    ``series`` are the commits of the old series, ``onto`` the new release, ``head`` the last commit that is done and
-    ``onto``'s while none is; ``outcomes`` has one entry a patch that has its word, the stopped one's included.
+    ``patches`` are the files to move and ``series`` their commits on the old release; ``onto`` is the new release and
+    ``head`` the last commit on it that is done; ``outcomes`` has one entry a patch that has its word, the stopped one's
+    included.
     """
 
     schema_version: Literal[1] = 1
@@ -56,6 +59,7 @@ class RebaseState(_Frozen):
     request: Request
     phase: Phase
     origin: str
+    patches: tuple[str, ...]
     series: tuple[str, ...]
     onto: str
     head: str
@@ -92,7 +96,7 @@ def require_same(state: RebaseState, request: Request) -> None:
             f"a rebase from {state.request.base} to {state.request.new} is open",
             hint=f"finish it with `{state.command} --continue`, or end it with `sglang-bw rebase --abort`",
         )
-    what = "the series on disk" if differs == ["series"] else " and ".join(differs)
+    what = "the series on disk" if set(differs) <= {"series", "present"} else " and ".join(differs)
     raise RebaseOpenError(
         f"{what} changed since the rebase from {state.request.base} to {state.request.new} began",
         hint="end it with `sglang-bw rebase --abort` and start again, or undo the change",
