@@ -105,6 +105,7 @@ def test_patch_that_our_series_has_now_is_dropped(bases: Bases) -> None:
     assert LocalSeries.load(report.folder).order == ("0002-table.patch",)
 
 
+@pytest.mark.slow
 def test_nothing_is_left_when_everything_is_merged(bases: Bases) -> None:
     own_patch(bases.old, bases.own.parent / "one", "odd", {"python/sglang/odd.py": b"odd = 12345\n"})
     bases.own = bases.own.parent / "one"
@@ -178,6 +179,7 @@ def test_broken_local_series_is_refused_at_once(bases: Bases) -> None:
         bases.move()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kill", ["Scratch.am_series", "own.build", "session.move_all"])
 def test_killed_move_goes_on(kill: str, bases: Bases) -> None:
     bases.series(bases.engine((b"line 20\n", b"line twenty\n"), (b"line 1\n", b"line 0\nline 1\n")))

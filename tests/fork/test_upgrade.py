@@ -240,6 +240,7 @@ def test_engine_that_nobody_can_build_again_is_kept(two: Two, venv: Path) -> Non
     assert installed(venv)["tinydep"] == "1.0"
 
 
+@pytest.mark.slow
 def test_wheel_that_is_still_there_is_the_way_back(two: Two, venv: Path) -> None:
     before = two.put(venv, OLD)
     two.release(OLD)
@@ -261,6 +262,7 @@ def test_kept_engine_is_the_wheel_that_was_installed(two: Two, venv: Path) -> No
     assert keep(found).stat().st_mtime_ns == stamp
 
 
+@pytest.mark.slow
 def test_from_stock_and_back_to_it(two: Two, venv: Path) -> None:
     shutil.unpack_archive(next(two.mirror.glob(f"sglang-{OLD}-*")), site_packages(venv), "zip")
     plan = two.plan(venv, device="cpu")
@@ -318,6 +320,7 @@ def test_local_patches_are_never_lost_silently(two: Two, venv: Path) -> None:
     assert inspect(venv).digest == found.digest
 
 
+@pytest.mark.slow
 def test_install_of_a_local_series_and_of_the_plain_one_over_it(two: Two, venv: Path) -> None:
     two.put(venv, NEW)
     found = two.put(venv, NEW, local=two.own[NEW])
@@ -372,6 +375,7 @@ def test_engine_that_is_not_intact_afterwards_is_an_error_with_the_way_back(
     assert plan.back.commands[0] in caught.value.hint
 
 
+@pytest.mark.slow
 def test_killed_upgrade_goes_on(two: Two, venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     two.put(venv, OLD)
     files = {f"bulky/m{n}.py": b"".join(b"def f%d(): return %d\n" % (i, i) for i in range(150)) for n in range(300)}
