@@ -167,7 +167,9 @@ def _table(report: Report) -> None:
     if report.stopped:
         _conflicts(report)
     if report.folder:
-        out.print(f"wrote {report.folder}; its wheel is {report.wheel}, content digest {report.digest}", markup=False)
+        out.print(
+            f"wrote {report.folder}; a build of it gave {report.wheel}, content digest {report.digest}", markup=False
+        )
         out.print(f"tests: {report.tested} patches" if report.tested else "tests: not run (--test)", markup=False)
     out.print("\nnext", style="dim")
     for step in report.next_steps:

@@ -168,6 +168,23 @@ CASES = {
         },
         says="see python/sglang/home.py:4",
     ),
+    "a member that the patch uses is not there any more": Case(
+        Word.CONFLICT,
+        {"sglang/other.py": b"def use(runner):\n    return runner.loaded\n"},
+        {"sglang/runner.py": RUNNER.replace(b"loaded", b"filled")},
+        hunks=(HunkWord.CONFLICT,),
+    ),
+    "a name that the patch uses is not there any more": Case(
+        Word.CONFLICT,
+        {"sglang/runner.py": edit(RUNNER, (b"size = 1", b"size = os.getpid()"))},
+        {"sglang/runner.py": edit(RUNNER, (b"import os\n", b"from os import getcwd\n"), (b"os.getcwd", b"getcwd"))},
+        hunks=(HunkWord.CONFLICT,),
+    ),
+    "a member that an earlier line of the same patch adds": Case(
+        Word.CLEAN,
+        {"sglang/other.py": b"class A:\n    def fresh(self):\n        return self.fresh\n"},
+        {},
+    ),
     "windows line ends": Case(
         Word.OFFSET,
         {"sglang/windows.py": b"first\r\n2nd\r\nthird\r\nfourth\r\n"},

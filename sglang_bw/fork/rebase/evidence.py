@@ -22,7 +22,7 @@ class Versions:
     """One file of a patch: before and after it on the old release, and on the new one (``None``: not there).
 
     ``path`` is the old release's name, ``there`` the new one's. ``new`` has the patches before this one on it,
-    ``stock`` is upstream's own.
+    ``stock`` is upstream's own. ``added`` are the lines of ``patched`` (from 1) that the patch adds.
     """
 
     path: str
@@ -31,6 +31,7 @@ class Versions:
     patched: bytes
     new: bytes | None
     stock: bytes | None
+    added: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,7 @@ def start(root: Path, new: str, base: str | None, wheel: Path | None, options: O
     :param wheel: the new release's wheel as a file: nothing is asked of an index, and only this file is pinned.
     :raises BwError: every cause has its own class, see :mod:`sglang_bw.errors`.
     """
+    started = time.monotonic()
     series = _series(root, base_for(root, new, base))
     publish.recover(root, new)
     _require_writable(root, new, options)
@@ -78,7 +79,7 @@ def start(root: Path, new: str, base: str | None, wheel: Path | None, options: O
         else:
             leaves_out = options.keep_going or options.dry_run
             state = session.begin(scratch, series, wheels, present, keep_going=leaves_out, progress=progress)
-        return _finish(scratch, state, series, wheels, options, progress)
+        return _finish(scratch, state, series, wheels, options, progress, started)
 
 
 def go_on(
@@ -88,6 +89,7 @@ def go_on(
 
     :raises RebaseOpenError: none is open, or it is another one.
     """
+    started = time.monotonic()
     with opened(session.scratch_name(root)) as scratch:
         state = _open_state(scratch)
         publish.recover(root, state.request.new)
@@ -103,7 +105,7 @@ def go_on(
             state = session.skip(scratch, state)
         elif state.phase is Phase.STOPPED:
             state = session.accept(scratch, state, read_patch(series.folder / state.patches[state.stopped_at]))
-        return _finish(scratch, state, series, wheels, options, progress)
+        return _finish(scratch, state, series, wheels, options, progress, started)
 
 
 @dataclass(frozen=True)
@@ -178,9 +180,14 @@ def check(root: Path, new: str | None, wheel: Path | None, progress: Progress) -
 
 
 def _finish(
-    scratch: Scratch, state: RebaseState, series: Series, wheels: session.Wheels, options: Options, progress: Progress
+    scratch: Scratch,
+    state: RebaseState,
+    series: Series,
+    wheels: session.Wheels,
+    options: Options,
+    progress: Progress,
+    started: float,
 ) -> Report:
-    started = time.monotonic()
     state = session.move_all(scratch, state, series.folder, progress)
     report = partial(Report.of, state, tree=scratch.tree)
     if state.phase is Phase.STOPPED:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from packaging.specifiers import SpecifierSet
@@ -17,7 +19,8 @@ from sglang_bw.fork.rebase.evidence import Hunk, Versions, hunks_of
 from sglang_bw.fork.rebase.outcome import Conflict, HunkReport, HunkWord, PatchOutcome, Word
 from sglang_bw.fork.rebase.search import Tree
 from sglang_bw.fork.rebase.semantic import Doubt
-from sglang_bw.fork.rebase.units import Lines, every_thing, parse
+from sglang_bw.fork.rebase.units import Lines, every_thing, parse, split_lines
+from sglang_bw.fork.rebase.uses import lost
 from sglang_bw.fork.scratch import Scratch
 
 _MARKS = (b"<<<<<<< ", b"||||||| ", b"=======", b">>>>>>> ")
@@ -109,7 +112,8 @@ class Mover:
 
     def _versions(self, patch: Patch, commit: str, attempt: Attempt) -> dict[str, Versions]:
         """Return each file of the patch on both sides, by its name in the patch."""
-        sides = {file.path: strict.sides(file) for file in strict.parse(patch.name, patch.diff)}
+        parsed = {file.path: file for file in strict.parse(patch.name, patch.diff)}
+        sides = {path: strict.sides(file) for path, file in parsed.items()}
         paths = [side for pair in sides.values() for side in pair if side]
         old = self.repo.read_many(f"{commit}^", paths)
         patched = self.repo.read_many(commit, paths)
@@ -129,6 +133,7 @@ class Mover:
                 patched=patched.get(target, b""),
                 new=new.get(there),
                 stock=stock.get(there),
+                added=frozenset(line.target_line_no or 0 for hunk in parsed[path] for line in hunk if line.is_added),
             )
         return files
 
@@ -144,11 +149,40 @@ class Mover:
             if versions.new is None and versions.old and versions.there in result:
                 doubts.append(Doubt(versions.there, "", 0, "git puts an edit into a file that upstream does not have"))
                 continue
-            doubts += semantic.examine(
-                where, versions.old, versions.patched, versions.new or b"", result.get(where, b"")
-            )
+            final = result.get(where, b"")
+            doubts += semantic.examine(where, versions.old, versions.patched, versions.new or b"", final)
+            doubts += self._lost(where, versions, final, self._in_added(attempt.tree))
         doubts += [Doubt(path, "", 0, "git changes a file that the patch does not name") for path in changed - expected]
         return doubts
+
+    def _in_added(self, tree: str) -> Callable[[str], bool]:
+        """Return whether a word stands in what the series has added to the new release so far, or adds now."""
+
+        @functools.cache
+        def added() -> bytes:
+            return self.repo.run("diff", "--no-color", "--unified=0", self.onto, tree).stdout
+
+        return lambda word: (
+            re.search(rb"(?m)^\+.*\bdef %b\b|^\+.*\b%b\b[^=\n]*=" % ((word.encode(),) * 2), added()) is not None
+        )
+
+    def _lost(self, path: str, versions: Versions, final: bytes, added: Callable[[str], bool]) -> list[Doubt]:
+        """Doubt a result whose added lines use what neither the new release nor a patch before has."""
+        lines = split_lines(versions.patched)
+        found = lost(
+            path,
+            versions.patched,
+            versions.added,
+            final,
+            self.tree.had,
+            lambda word: self.tree.has(word) or added(word),
+        )
+        return [
+            Doubt(
+                path, name, 0, f"the patch uses {name}, which SGLang {self.new} does not have", (), (lines[line - 1],)
+            )
+            for name, line in found
+        ]
 
     def _with_loss(self, hunk: Hunk, versions: Versions, missing: set[str], doubts: Sequence[Doubt]) -> Hunk:
         """Mark a hunk whose file or function is gone, with the place where its content went."""

@@ -32,6 +32,25 @@ class Tree:
         """The old release."""
         return self._read[1]()
 
+    @cached_property
+    def _words(self) -> dict[str, tuple[bool, bool]]:
+        return {}
+
+    def _standing(self, word: str) -> tuple[bool, bool]:
+        """Return whether a word stands in the old and in the new release."""
+        if word not in self._words:
+            wanted = word.encode()
+            self._words[word] = (_has_word(self.old, wanted), _has_word(self.files, wanted))
+        return self._words[word]
+
+    def had(self, word: str) -> bool:
+        """Whether a word stands in any Python file of the old release."""
+        return self._standing(word)[0]
+
+    def has(self, word: str) -> bool:
+        """Whether a word stands in any Python file of the new release."""
+        return self._standing(word)[1]
+
     def renamed(self, path: str) -> str:
         """Return the file that the old release's ``path`` became, or an empty string."""
         if path in self.files or path not in self.old:
@@ -72,6 +91,12 @@ class Tree:
                 line = data.count(b"\n", 0, min(map(data.index, there))) + 1
                 best, place = len(there), f"{path}:{line}"
         return place if best * 2 >= len(wanted) else ""
+
+
+def _has_word(files: Mapping[str, bytes], word: bytes) -> bool:
+    pattern = re.compile(rb"\b%b\b" % re.escape(word))
+    # `in` is many times faster than the pattern, and mostly says no.
+    return any(word in data and pattern.search(data) for path, data in files.items() if path.endswith(".py"))
 
 
 def alike(first: Lines, second: Lines) -> float:
