@@ -31,11 +31,12 @@ class LintError(BwError):
     """The series, a patch or its trailers break the format; carries every finding."""
 
     exit_code = 10
+    what: ClassVar[str] = "the patch series"
 
     def __init__(self, findings: list[str], *, hint: str = "") -> None:
         self.findings = findings
         count = f"{len(findings)} finding" + ("s" if len(findings) != 1 else "")
-        super().__init__("\n".join([f"the patch series has {count}:", *(f"  {f}" for f in findings)]), hint=hint)
+        super().__init__("\n".join([f"{self.what} has {count}:", *(f"  {f}" for f in findings)]), hint=hint)
 
 
 class PatchApplyError(BwError):
@@ -110,6 +111,19 @@ class EditedEngineError(BwError):
     exit_code = 22
 
 
+class LocalSeriesError(LintError):
+    """A local series is not there, or breaks the format; carries every finding."""
+
+    exit_code = 23
+    what = "the local series"
+
+
+class LocalPatchesLostError(BwError):
+    """An upgrade would leave out the local patches of the installed engine."""
+
+    exit_code = 24
+
+
 class UnknownRecipeError(BwError):
     """Neither a recipe, nor a YAML file, nor a model."""
 
@@ -150,3 +164,81 @@ class KernelError(BwError):
     """A Triton kernel of the engine needs more than the GPU has, does not compile for it, or could not be checked."""
 
     exit_code = 36
+
+
+class RebaseStoppedError(BwError):
+    """A patch needs a person: the scratch tree stays open."""
+
+    exit_code = 40
+
+
+class RebaseOpenError(BwError):
+    """A rebase is open already, none is open, or another process works on it."""
+
+    exit_code = 41
+
+
+class ScratchError(BwError):
+    """A scratch repository is missing, damaged, or not in the state it must be in."""
+
+    exit_code = 42
+
+
+class ReleaseError(BwError):
+    """Not a release of SGLang, or one that upstream has yanked."""
+
+    exit_code = 45
+
+
+class DriftError(BwError):
+    """A patch file was edited by hand: it is not what git exports from it."""
+
+    exit_code = 46
+
+
+class RebaseFailedError(BwError):
+    """The moved series did not pass its own checks; nothing was written."""
+
+    exit_code = 47
+
+
+class UnknownBoardError(BwError):
+    """Nobody knows a GPU of that name, or the number of GPUs makes no sense."""
+
+    exit_code = 55
+
+
+class CheckpointError(BwError):
+    """A model's configuration or the headers of its weights cannot be read, are cut off, or contradict each other."""
+
+    exit_code = 56
+
+
+class PlanDoesNotFitError(BwError):
+    """The launch needs more GPU memory than there is."""
+
+    exit_code = 50
+
+
+class PlanRefusedError(BwError):
+    """A rule, or the engine's own resolution, refuses the launch."""
+
+    exit_code = 51
+
+
+class PlanInputError(BwError):
+    """The model's configuration lacks fields, or the sizes contradict each other."""
+
+    exit_code = 52
+
+
+class ResolverError(BwError):
+    """The engine's argument resolution did not give an answer."""
+
+    exit_code = 53
+
+
+class OtherEngineError(BwError):
+    """The recipe is for another release of the engine."""
+
+    exit_code = 54

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
-import sys
 import tempfile
 import zipfile
 from dataclasses import dataclass
@@ -15,6 +13,7 @@ import pytest
 
 from sglang_bw.fork import build as builder
 from sglang_bw.fork import upstream
+from sglang_bw.fork.patchtests import engine_environment as engine_environment
 from sglang_bw.fork.series import Series, newest_base
 
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -25,6 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("patches", "tests of the patch series")
     group.addoption("--engine", type=Path, help="Unpacked sglang tree that the patch tests import from.")
     group.addoption("--kind", choices=("stock", "patched"), help="What that tree is.")
+    group.addoption("--series", type=Path, help="Folder of the patches under test (default: the tests' own base).")
     group.addoption("--patch-report", type=Path, help="Write the outcome of each patch test here, as JSON.")
 
 
@@ -71,17 +71,6 @@ def _unpack(wheel: Path, folder: Path) -> None:
         scratch.rename(folder)
     except OSError:  # another test process was quicker
         shutil.rmtree(scratch)
-
-
-def engine_environment(tree: Path) -> dict[str, str]:
-    """Return the environment of a process that imports sglang from ``tree``: bytecode may be written."""
-    kept = {key: value for key, value in os.environ.items() if key not in ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH")}
-    return kept | {
-        "PYTHONPATH": str(tree),
-        "SGLANG_USE_CPU_ENGINE": "1",
-        "HF_HUB_OFFLINE": "1",
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", "")]),
-    }
 
 
 @pytest.fixture(scope="session")

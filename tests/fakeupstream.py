@@ -93,18 +93,19 @@ def wheel_bytes(files: dict[str, bytes], version: str = VERSION, extra: dict[str
 class FakeUpstream:
     """One release, its wheel file, and a series that grows by :meth:`add_patch`."""
 
-    def __init__(self, folder: Path, version: str = VERSION) -> None:
+    def __init__(self, folder: Path, version: str = VERSION, files: dict[str, bytes] | None = None) -> None:
+        files = {**FILES, **(files or {})}
         self.version = version
         self.root = folder / "patches"
         self.base = self.root / version
         self.wheel = folder / f"sglang-{version}-py3-none-any.whl"
         self.base.mkdir(parents=True)
-        self.wheel.write_bytes(wheel_bytes(FILES, version))
+        self.wheel.write_bytes(wheel_bytes(files, version))
         self.pins = Pins(version=version, wheels={self.wheel.name: hashlib.sha256(self.wheel.read_bytes()).hexdigest()})
         (self.base / ORDER_FILE).write_text("")
         write_pins(self.base / PINS_FILE, self.pins)
         self.repo = GitRepo.create(folder / "upstream-repo")
-        for path, data in FILES.items():
+        for path, data in files.items():
             if not path.endswith(".so"):
                 target = self.repo.path / "python" / path
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -161,3 +162,10 @@ def patched(upstream: FakeUpstream) -> FakeUpstream:
         },
     )
     return upstream
+
+
+def release(folder: Path, version: str, files: dict[str, bytes]) -> Path:
+    """Write the wheel of another release and return its path."""
+    wheel = folder / f"sglang-{version}-py3-none-any.whl"
+    wheel.write_bytes(wheel_bytes({**FILES, **files}, version))
+    return wheel

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
@@ -15,3 +18,14 @@ err = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
 def print_json(value: Any) -> None:
     """Print ``value`` as indented JSON, the only thing on standard output."""
     out.print(json.dumps(value, indent=2, default=str), markup=False)
+
+
+@contextmanager
+def steps(quiet: bool) -> Iterator[Callable[[str], None]]:
+    """Show what is being done now, with the seconds since the start."""
+    if quiet or not err.is_terminal:
+        yield (lambda step: None) if quiet else (lambda step: err.print(f"- {step}", markup=False))
+        return
+    started = time.monotonic()
+    with err.status("starting") as status:
+        yield lambda step: status.update(f"{step} [dim]({time.monotonic() - started:.0f} s)[/dim]")

@@ -24,7 +24,7 @@ from sglang_bw.launch.process import SignalRelay, shell_code
 from sglang_bw.launch.server import Server
 from sglang_bw.recipes import flags, lookup
 from sglang_bw.recipes.flags import Flags
-from sglang_bw.recipes.schema import DEVICES, Device, Recipe
+from sglang_bw.recipes.schema import DEVICES, Device, Hardware, Recipe
 
 
 class _ServeCommand(click.Command):
@@ -105,7 +105,11 @@ def serve(
     engine = engines.find(python, engine_tree)
     chosen = _device(device, extra, engine)
     environ = engine.environment()
-    command = commands.build(recipe, chosen, environ, host=host, port=port, speculate=not no_spec, extra=extra)
+    machine = Hardware(device=chosen)
+    version = engine.installation.version
+    command = commands.build(
+        recipe, machine, environ, host=host, port=port, speculate=not no_spec, extra=extra, version=version
+    )
     if dry_run:
         _print_dry_run(command, engine, as_json=as_json)
         return 0

@@ -7,6 +7,8 @@ below, and the same commit ids when author, committer and both dates are fixed.
 
 from __future__ import annotations
 
+import functools
+import io
 import os
 import re
 import shutil
@@ -18,6 +20,8 @@ from pathlib import Path
 from sglang_bw.errors import GitError, OutputError
 
 MIN_GIT = (2, 30)
+# An older git takes the style's name for a fatal error.
+ZDIFF3_GIT = (2, 35)
 
 COMMITTER = "sglang-bw"
 COMMITTER_EMAIL = "sglang-bw@users.noreply.invalid"
@@ -38,7 +42,6 @@ _CONFIG = {
     "pack.compression": "0",
     "commit.gpgSign": "false",
     "gc.auto": "0",
-    "merge.conflictStyle": "zdiff3",
     "diff.renames": "true",
     "advice.detachedHead": "false",
 }
@@ -65,6 +68,14 @@ def git_program() -> str:
             "git is not installed", hint="install it (for example `apt install git`) and run the command again"
         )
     return found
+
+
+@functools.cache
+def _version(program: str) -> tuple[str, tuple[int, int]]:
+    """Return what a git says of itself, and its version; (0, 0) when it cannot be recognised."""
+    done = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+    found = re.search(r"(\d+)\.(\d+)", done.stdout)
+    return (done.stdout or done.stderr).strip(), (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def git_environment(ceiling: Path) -> dict[str, str]:
@@ -128,18 +139,22 @@ class GitRepo:
 
         :raises GitError: too old, or not recognisable.
         """
-        said = self.run("--version").text
-        found = re.search(r"(\d+)\.(\d+)", said)
-        if not found or (int(found[1]), int(found[2])) < MIN_GIT:
+        said, version = _version(self._program)
+        if version < MIN_GIT:
             wanted = ".".join(map(str, MIN_GIT))
             raise GitError(f"git {wanted} or newer is needed, this is: {said}", hint="install a newer git")
+
+    def settings(self) -> dict[str, str]:
+        """Return the configuration that every git process here gets, and none of the user's."""
+        style = "zdiff3" if _version(self._program)[1] >= ZDIFF3_GIT else "diff3"
+        return _CONFIG | {"merge.conflictStyle": style}
 
     def run(self, *arguments: str, stdin: bytes | None = None, check: bool = True) -> GitResult:
         """Run git here.
 
         :raises GitError: it failed and ``check`` is set.
         """
-        settings = [part for key, value in _CONFIG.items() for part in ("-c", f"{key}={value}")]
+        settings = [part for key, value in self.settings().items() for part in ("-c", f"{key}={value}")]
         done = subprocess.run(
             [self._program, *settings, *arguments],
             cwd=self.path,
@@ -160,17 +175,28 @@ class GitRepo:
         return result
 
     def commit_files(self, files: Mapping[str, bytes], message: str, *, work_on: Iterable[str]) -> None:
-        """Commit ``files`` on an empty branch and check out only what ``work_on`` names.
+        """Commit ``files`` on the empty main branch and check out only what ``work_on`` names.
 
-        A release has thousands of files and a series touches a few: they go into one pack, and the others never
-        reach the work tree. Every file gets the same mode, since upstream's wheels of one release differ in it.
+        A release has thousands of files and a series touches a few: the others never reach the work tree.
         """
-        stream = [f"commit refs/heads/main\ncommitter {COMMITTER} <{COMMITTER_EMAIL}> 946684800 +0000\n".encode()]
-        stream.append(_data(message.encode()))
+        self.import_files(files, message, "refs/heads/main")
+        self.check_out(work_on)
+
+    def import_files(self, files: Mapping[str, bytes], message: str, ref: str) -> str:
+        """Commit ``files`` as the root commit of a new ref, without touching the work tree, and return the commit id.
+
+        They go into one pack. Every file gets the same mode, since upstream's wheels of one release differ in it.
+        """
+        stream = [f"commit {ref}\ncommitter {COMMITTER} <{COMMITTER_EMAIL}> 946684800 +0000\n".encode()]
+        stream.append(data_command(message.encode()))
         for path, data in files.items():
-            stream += [f"M 100644 inline {path}\n".encode(), _data(data)]
+            stream += [f"M 100644 inline {path}\n".encode(), data_command(data)]
         self.run("fast-import", "--quiet", stdin=b"".join(stream))
-        patterns = "".join(f"/{path}\n" for path in sorted(set(work_on)))
+        return self.run("rev-parse", ref).text
+
+    def check_out(self, work_on: Iterable[str] | None) -> None:
+        """Bring the work tree to HEAD: only what ``work_on`` names, or everything for ``None``."""
+        patterns = "/*\n" if work_on is None else "".join(f"/{path}\n" for path in sorted(set(work_on)))
         info = self.path / ".git" / "info"
         info.mkdir(exist_ok=True)
         (info / "sparse-checkout").write_text(patterns or "/nothing\n", encoding="utf-8")
@@ -210,6 +236,21 @@ class GitRepo:
         """Return a file's bytes at a revision."""
         return self.run("cat-file", "blob", f"{revision}:{path}").stdout
 
+    def read_many(self, revision: str, paths: Iterable[str]) -> dict[str, bytes]:
+        """Return path -> bytes of those files that exist at a revision, with one process."""
+        wanted = list(dict.fromkeys(paths))
+        asked = "".join(f"{revision}:{path}\n" for path in wanted)
+        answer = io.BytesIO(self.run("cat-file", "--batch", stdin=asked.encode("utf-8", "surrogateescape")).stdout)
+        found: dict[str, bytes] = {}
+        for path in wanted:
+            header = answer.readline().split()
+            if header[-1] == b"missing":
+                continue
+            data = answer.read(int(header[-1]) + 1)[:-1]
+            if header[-2] == b"blob":
+                found[path] = data
+        return found
+
     def changed(self, since: str, until: str = "HEAD") -> dict[str, str]:
         """Return path -> status letter (A, M, D) between two revisions, renames shown as D and A."""
         listed = self.run("diff", "--no-renames", "--name-status", "-z", since, until)
@@ -217,6 +258,6 @@ class GitRepo:
         return dict(zip(parts[1::2], parts[0::2], strict=False))
 
 
-def _data(content: bytes) -> bytes:
+def data_command(content: bytes) -> bytes:
     """Return a fast-import data command."""
     return b"data %d\n%b\n" % (len(content), content)

@@ -7,6 +7,7 @@ library, so that ``sglang-bw --version`` stays quick.
 
 from __future__ import annotations
 
+import shlex
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,6 +47,15 @@ def is_packaged(root: Path) -> bool:
     return root.resolve() == _PACKAGE_DIR / "patches"
 
 
+def root_option(root: Path) -> str:
+    """Return the ``--patches`` option that a command line needs for this root, with a blank before it, or nothing."""
+    try:
+        default = patches_root()
+    except UnknownBaseError:
+        default = None
+    return "" if root == default else f" --patches {shlex.quote(str(root.resolve()))}"
+
+
 def bases(root: Path) -> list[str]:
     """Return the upstream versions that have a series under ``root``, oldest first."""
 
@@ -55,7 +65,9 @@ def bases(root: Path) -> list[str]:
         except InvalidVersion:
             return Version("0")
 
-    return sorted((p.parent.name for p in root.glob(f"*/{PINS_FILE}")), key=key)
+    # A folder with a dot is one that is being written.
+    found = (path.parent.name for path in root.glob(f"*/{PINS_FILE}"))
+    return sorted((name for name in found if not name.startswith(".")), key=key)
 
 
 @dataclass(frozen=True)

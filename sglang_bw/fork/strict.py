@@ -38,7 +38,7 @@ def apply_exactly(name: str, diff: bytes, read: Reader) -> dict[str, bytes | Non
                 f"{name}: {file.path}: no text hunks (binary or mode change)",
                 hint="a patch of this series changes text only",
             )
-        source, target = _side(file.source_file), _side(file.target_file)
+        source, target = sides(file)
         old = current(source) if source else b""
         if old is None:
             raise PatchApplyError(
@@ -72,10 +72,14 @@ def parse(name: str, diff: bytes) -> PatchSet:
     return patch
 
 
+def sides(file: Any) -> tuple[str, str]:
+    """Return the old and the new path of a file in a diff, empty where it does not exist."""
+    return _side(file.source_file), _side(file.target_file)
+
+
 def touched(name: str, diff: bytes) -> list[str]:
     """Return the paths that a diff names, old and new."""
-    sides = [side for file in parse(name, diff) for side in (_side(file.source_file), _side(file.target_file))]
-    return sorted({side for side in sides if side})
+    return sorted({side for file in parse(name, diff) for side in sides(file) if side})
 
 
 def _side(path: str) -> str:

@@ -82,6 +82,32 @@ def fetch(pins: Pins, name: str) -> Path:
     return kept
 
 
+def keep(wheel: Path) -> tuple[str, str]:
+    """Put a wheel that the user named into the cache, so that it is found again, and return its name and sha256.
+
+    :raises BadWheelError: it cannot be read.
+    :raises OutputError: the cache cannot be written to, or the disk is full.
+    """
+    try:
+        data = wheel.read_bytes()
+    except OSError as error:
+        raise BadWheelError(f"{wheel}: {error.strerror}", hint="name an sglang wheel with --wheel FILE") from None
+    digest = hashlib.sha256(data).hexdigest()
+    kept = cache_folder() / digest / wheel.name
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".keep-", dir=kept.parent) as scratch:
+            copy = Path(scratch) / wheel.name
+            copy.write_bytes(data)
+            os.replace(copy, kept)  # noqa: PTH105
+    except OSError as error:
+        raise OutputError(
+            f"cannot keep {wheel.name} in the cache at {kept.parent}: {error.strerror}",
+            hint="free some disk, or set XDG_CACHE_HOME",
+        ) from None
+    return wheel.name, digest
+
+
 def _target(name: str) -> list[str]:
     """Return pip options for the Python, ABI and platform that a wheel's name asks for; a pure wheel needs none."""
     options: set[tuple[str, str]] = set()

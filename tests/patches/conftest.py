@@ -61,7 +61,7 @@ def pytest_runtest_makereport(
     if report.when == "call" or report.failed:
         _outcomes.append(
             {
-                "file": item.path.name,
+                "path": item.path.relative_to(HERE.parent.parent).as_posix(),
                 "test": item.name,
                 "outcome": report.outcome,
                 "declared": "yes" if marker else "no",
@@ -89,7 +89,7 @@ def _judge(marker: pytest.Mark, call: pytest.CallInfo[Any], added: set[str]) -> 
 def _added_names(item: pytest.Item) -> set[str]:
     """Return names of modules, functions and classes that the patch under test adds."""
     names: set[str] = set()
-    folder = HERE.parent.parent / "patches" / item.path.parent.name
+    folder = item.config.getoption("--series") or HERE.parent.parent / "patches" / item.path.parent.name
     for patch in folder.glob("*.patch"):
         text = patch.read_text(encoding="utf-8", errors="replace")
         if item.path.name in text:

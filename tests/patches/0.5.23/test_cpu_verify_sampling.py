@@ -49,7 +49,9 @@ def eagle_utils(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     from sglang.srt.layers import dp_attention
     from sglang.srt.speculative import eagle_utils
 
-    monkeypatch.setattr(spec_tree, "sgl_verify_tree_greedy_cpu", follow_the_target)
+    # 0.5.22 imports the op where it verifies.
+    owner = spec_tree if hasattr(spec_tree, "sgl_verify_tree_greedy_cpu") else eagle_utils
+    monkeypatch.setattr(owner, "sgl_verify_tree_greedy_cpu", follow_the_target)
     flags = {"use_rejection_sampling": False, "accept_threshold_single": 1.0, "accept_threshold_acc": 1.0}
     spec = SimpleNamespace(**{f"speculative_{name}": value for name, value in flags.items()})
     monkeypatch.setattr(eagle_utils, "get_spec", lambda: spec)

@@ -31,22 +31,23 @@ USERS_OF_THE_PACKAGE = [
     "sglang.srt.mem_cache.allocation",
     "sglang.kernels.ops.speculative.eagle",
     "sglang.kernels.ops.speculative.cache_locs",
-    "sglang.kernels.ops.speculative.spec_tree",
+    "sglang.srt.speculative.eagle_utils",
     "sglang.kernels.ops.speculative.multi_layer_eagle",
-    "sglang.kernels.ops.speculative.reconstruct_tree",
+    "sglang.srt.speculative.ngram_worker",
     "sglang.srt.speculative.eagle_worker_v2",
 ]
+# After the bar: where 0.5.22 imports it.
 IMPORTED_OPS = [
     "sglang.kernels.ops.kvcache.cache_move.copy_all_layer_kv_cache_cpu",
     "sglang.srt.mem_cache.allocation.assign_req_to_token_pool_cpu",
     "sglang.kernels.ops.speculative.eagle.fill_accept_out_cache_loc_cpu",
     "sglang.kernels.ops.speculative.eagle.fill_bonus_tokens_cpu",
-    "sglang.kernels.ops.speculative.cache_locs.assign_draft_cache_locs_contiguous_cpu",
+    "sglang.kernels.ops.speculative.cache_locs|sglang.srt.speculative.eagle_worker_common.assign_draft_cache_locs_contiguous_cpu",
     "sglang.kernels.ops.speculative.cache_locs.assign_extend_cache_locs_cpu",
-    "sglang.kernels.ops.speculative.spec_tree.sgl_build_tree_kernel_efficient_cpu",
-    "sglang.kernels.ops.speculative.spec_tree.sgl_verify_tree_greedy_cpu",
+    "sglang.kernels.ops.speculative.spec_tree|sglang.srt.speculative.eagle_utils.sgl_build_tree_kernel_efficient_cpu",
+    "sglang.kernels.ops.speculative.spec_tree|sglang.srt.speculative.eagle_utils.sgl_verify_tree_greedy_cpu",
     "sglang.kernels.ops.speculative.multi_layer_eagle.rotate_input_ids_cpu",
-    "sglang.kernels.ops.speculative.reconstruct_tree.reconstruct_indices_from_tree_mask",
+    "sglang.kernels.ops.speculative.reconstruct_tree|sglang.srt.speculative.ngram_worker.reconstruct_indices_from_tree_mask",
 ]
 FULL_MASK, QLEN_ONLY, BITPACKED = 0, 1, 2
 TREES = [(1, 1), (1, 8), (2, 3), (2, 8), (4, 3), (4, 8), (8, 2), (8, 8)]
@@ -71,8 +72,9 @@ WHERE_OPS_COME_FROM = """
 import importlib, json, sys
 where = {}
 for name in sys.argv[1:]:
-    module, _, op = name.rpartition(".")
-    where[name] = getattr(importlib.import_module(module), op).__module__
+    places, _, op = name.rpartition(".")
+    modules = [importlib.import_module(place) for place in places.split("|")]
+    where[name] = next(getattr(module, op) for module in modules if hasattr(module, op)).__module__
 print(json.dumps(where))
 """
 

@@ -37,14 +37,21 @@ def capture(model: Any, layer_ids: list[int] | None) -> None:
         configure_aux_hidden_state_capture,
     )
 
-    configure_aux_hidden_state_capture(
-        model=model,
-        eagle_use_aux_hidden_state=True,
-        eagle_aux_hidden_state_layer_ids=layer_ids,
-        dflash_use_aux_hidden_state=False,
-        dflash_target_layer_ids=None,
-        is_dspark=False,
-    )
+    try:
+        configure_aux_hidden_state_capture(
+            model=model,
+            eagle_use_aux_hidden_state=True,
+            eagle_aux_hidden_state_layer_ids=layer_ids,
+            dflash_use_aux_hidden_state=False,
+            dflash_target_layer_ids=None,
+            is_dspark=False,
+        )
+    except AttributeError as error:
+        # 0.5.22 asks the model without looking first; 0.5.23 says what is missing.
+        if error.name != "set_eagle3_layers_to_capture":
+            raise
+        name = type(model).__name__
+        raise ValueError(f"Model {name} does not implement set_eagle3_layers_to_capture, says 0.5.22") from error
 
 
 @NOT_IMPLEMENTED

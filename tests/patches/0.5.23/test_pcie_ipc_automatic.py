@@ -175,7 +175,10 @@ class Machine:
         patches.setattr(torch.cuda, "get_device_capability", lambda _device=None: self.capability)
         patches.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=str(device.index)))
         patches.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-        patches.setattr(parallel_state, "_group_coordinator_device", lambda local: torch.device("cuda", local))
+        if hasattr(parallel_state, "_group_coordinator_device"):
+            patches.setattr(parallel_state, "_group_coordinator_device", lambda local: torch.device("cuda", local))
+        else:  # 0.5.22 decides in place
+            patches.setattr(parallel_state, "is_cuda_alike", lambda: True)
         patches.setitem(sys.modules, "pynvml", self._nvml())
         comm = types.ModuleType("flashinfer.comm")
         if self.kernels:

@@ -1,0 +1,302 @@
+"""The rebase as a user asks for it: from two version numbers to a report and a new base."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from sglang_bw.errors import BwError, OutputError, RebaseOpenError, RebaseStoppedError, UnknownBaseError
+from sglang_bw.fork import lint, releases, upstream
+from sglang_bw.fork.apply import Progress
+from sglang_bw.fork.mail import read_patch
+from sglang_bw.fork.rebase import own as local_rebase
+from sglang_bw.fork.rebase import publish, session
+from sglang_bw.fork.rebase.own import Move
+from sglang_bw.fork.rebase.report import Report
+from sglang_bw.fork.rebase.state import Phase, RebaseState
+from sglang_bw.fork.scratch import Scratch, opened
+from sglang_bw.fork.series import Pins, Series, bases, is_packaged
+from sglang_bw.fork.wheel import Wheel, read_wheel
+
+
+@dataclass(frozen=True)
+class Options:
+    """What applies to a whole rebase.
+
+    ``dry_run``: nothing is written, and patches that need a person are left out instead of stopping. ``keep_going``:
+    the base is written without the patches that need a person. ``append``: the new release has a series already, and
+    gets the patches that it lacks on top.
+    """
+
+    test: bool = False
+    keep_going: bool = False
+    dry_run: bool = False
+    append: bool = False
+
+
+def base_for(root: Path, new: str, base: str | None) -> str:
+    """Return the base to move from: the one named, else the newest older than ``new``, else the oldest newer.
+
+    :raises UnknownBaseError: there is none.
+    """
+    wanted = releases.parse_version(new)
+    if base:
+        return base
+    known = [name for name in bases(root) if name != new]
+    if not known:
+        raise UnknownBaseError(f"no base under {root} to move from", hint="a base is a folder with an upstream.toml")
+    older = [name for name in known if releases.parse_version(name) < wanted]
+    return older[-1] if older else known[0]
+
+
+def start(root: Path, new: str, base: str | None, wheel: Path | None, options: Options, progress: Progress) -> Report:
+    """Move the series of ``base`` to ``new``; goes on when the same rebase was killed.
+
+    :param wheel: the new release's wheel as a file: nothing is asked of an index, and only this file is pinned.
+    :raises BwError: every cause has its own class, see :mod:`sglang_bw.errors`.
+    """
+    started = time.monotonic()
+    series = _series(root, base_for(root, new, base))
+    publish.recover(root, new)
+    _require_writable(root, new, options)
+    present = _series(root, new) if options.append else None
+    with opened(session.scratch_name(root, "check" if options.dry_run else "rebase")) as scratch:
+        if options.dry_run:
+            scratch.write_state(None)
+        state = scratch.read_state(RebaseState)
+        if state and state.phase is Phase.STOPPED:
+            raise RebaseOpenError(
+                f"a rebase from {state.request.base} to {state.request.new} is open",
+                hint=session.ways_out(state, scratch),
+            )
+        wheels = _wheels(series, new, wheel, progress)
+        if state:
+            session.resume(scratch, state, session.request_of(series, wheels, present))
+            progress(f"going on after {len(state.outcomes)} patches")
+        else:
+            leaves_out = options.keep_going or options.dry_run
+            state = session.begin(scratch, series, wheels, present, keep_going=leaves_out, progress=progress)
+        return _finish(scratch, state, series, wheels, options, progress, started)
+
+
+def go_on(
+    root: Path, wheel: Path | None, options: Options, progress: Progress, *, skip: bool = False, new: str | None = None
+) -> Report:
+    """Go on with the open rebase: take what a person made of the patch, or leave the patch out (``skip``).
+
+    :raises RebaseOpenError: none is open, or it is another one.
+    """
+    started = time.monotonic()
+    with opened(session.scratch_name(root)) as scratch:
+        state = _open_state(scratch)
+        publish.recover(root, state.request.new)
+        if new and new != state.request.new:
+            raise RebaseOpenError(
+                f"the open rebase goes to {state.request.new}, not to {new}", hint=session.ways_out(state, scratch)
+            )
+        series = _series(root, state.request.base)
+        wheels = _known_wheels(series, state, wheel)
+        present = _series(root, state.request.new) if state.request.present else None
+        session.resume(scratch, state, session.request_of(series, wheels, present))
+        if skip:
+            state = session.skip(scratch, state)
+        elif state.phase is Phase.STOPPED:
+            state = session.accept(scratch, state, read_patch(series.folder / state.patches[state.stopped_at]))
+        return _finish(scratch, state, series, wheels, options, progress, started)
+
+
+@dataclass(frozen=True)
+class Own:
+    """A user's local series to move: its folder, and where the result goes (by default a folder in it, named NEW)."""
+
+    folder: Path
+    out: Path | None = None
+
+
+def start_own(root: Path, new: str, base: str | None, own: Own, options: Options, progress: Progress) -> list[Report]:
+    """Move a local series to ``new``; our own series goes first where ``new`` has none yet.
+
+    :raises BwError: every cause has its own class, see :mod:`sglang_bw.errors`.
+    """
+    base = base_for(root, new, base)
+    reports = []
+    if new not in bases(root):
+        reports.append(start(root, new, base, None, options, progress))
+        if reports[0].needs_a_person or reports[0].folder is None:
+            return reports
+    move = Move.between(root, base, new, own.folder, own.out)
+    wheels = _with_readers(move.old, move.new.pins, _pick(move.new.pins))
+    leaves_out, is_dry = options.keep_going, options.dry_run
+    reports.append(local_rebase.start(root, move, wheels, keep_going=leaves_out, dry_run=is_dry, progress=progress))
+    return reports
+
+
+def go_on_own(root: Path, own: Own, progress: Progress, *, skip: bool) -> Report:
+    """Go on with the open rebase of a local series.
+
+    :raises RebaseOpenError: none is open.
+    """
+    with opened(local_rebase.scratch_name(root, own.folder)) as scratch:
+        state = _open_state(scratch)
+        move = Move.between(root, state.request.base, state.request.new, own.folder, own.out)
+        wheels = _with_readers(move.old, move.new.pins, _pick(move.new.pins))
+        return local_rebase.go_on(scratch, state, move, wheels, skip=skip, progress=progress)
+
+
+def abort(root: Path, own: Own | None = None) -> tuple[str, str]:
+    """Throw the open rebase away, all patches untouched, and return the two versions.
+
+    :param own: the one of this local series.
+    :raises RebaseOpenError: none is open.
+    """
+    name = local_rebase.scratch_name(root, own.folder) if own else session.scratch_name(root)
+    with opened(name) as scratch:
+        try:
+            state = _open_state(scratch)
+            versions = state.request.base, state.request.new
+            publish.recover(root, state.request.new)
+        except RebaseOpenError:
+            raise
+        except BwError:
+            # Whatever is wrong with it, it can be thrown away.
+            versions = "unknown", "unknown"
+        scratch.remove()
+        return versions
+
+
+def check(root: Path, new: str | None, wheel: Path | None, progress: Progress) -> list[Report]:
+    """Return what a rebase of the newest base to each newer release (or to ``new``) would give; writes nothing."""
+    newest = bases(root)[-1]
+    if new:
+        wanted = [new]
+    else:
+        progress("asking the index for releases")
+        wanted = [str(release.version) for release in releases.newer(newest, releases.listed())]
+    options = Options(dry_run=True)
+    return [start(root, version, newest if not new else None, wheel, options, progress) for version in wanted]
+
+
+def _finish(
+    scratch: Scratch,
+    state: RebaseState,
+    series: Series,
+    wheels: session.Wheels,
+    options: Options,
+    progress: Progress,
+    started: float,
+) -> Report:
+    state = session.move_all(scratch, state, series.folder, progress)
+    report = partial(Report.of, state, tree=scratch.tree)
+    if state.phase is Phase.STOPPED:
+        return report(seconds=time.monotonic() - started)
+    with publish.staged(scratch, state, wheels.read_new(), progress) as made:
+        root = series.folder.parent
+        if options.test:
+            made = publish.try_tests(made, state.outcomes, _file(wheels), root, progress)
+        folder = None if options.dry_run else publish.write(made, root, replaces=bool(state.request.present))
+        result = report(seconds=time.monotonic() - started, made=made, folder=folder)
+    scratch.write_state(None)
+    return result
+
+
+def _open_state(scratch: Scratch) -> RebaseState:
+    state = scratch.read_state(RebaseState)
+    if state is None:
+        raise RebaseOpenError("no rebase is open", hint="`sglang-bw rebase NEW` begins one")
+    return state
+
+
+def _series(root: Path, base: str) -> Series:
+    series = Series.load(root, base)
+    lint.require_clean(series)
+    return series
+
+
+def _require_writable(root: Path, new: str, options: Options) -> None:
+    if options.dry_run:
+        return
+    if is_packaged(root):
+        raise OutputError(
+            f"{root} is the copy inside the installed tool", hint="work in a checkout, or use --patches DIR"
+        )
+    if (root / new).exists() and not options.append:
+        raise OutputError(
+            f"{root / new} exists already",
+            hint="--append puts the patches that it lacks on top of it; to make it anew, move it away",
+        )
+
+
+def _wheels(series: Series, new: str, wheel: Path | None, progress: Progress) -> session.Wheels:
+    """Find the new release with the user's index, or take the named file."""
+    if wheel:
+        name, digest = upstream.keep(wheel)
+        # Read before it is pinned: what is no wheel of this release must not begin a rebase.
+        read_wheel(upstream.cache_folder() / digest / name, sha256=digest, version=new)
+        pins = Pins(version=new, wheels={name: digest})
+    else:
+        progress(f"asking the index for SGLang {new}")
+        pins = Pins(version=new, wheels=releases.find(new, releases.listed()).pins)
+        name = _pick(pins)
+        progress(f"fetching {name}")
+        upstream.fetch(pins, name)
+    return _with_readers(series, pins, name)
+
+
+def _known_wheels(series: Series, state: RebaseState, wheel: Path | None) -> session.Wheels:
+    if wheel:
+        upstream.keep(wheel)
+    pins = Pins(version=state.request.new, wheels=state.request.new_wheels)
+    return _with_readers(series, pins, state.request.new_wheel)
+
+
+def _with_readers(series: Series, pins: Pins, name: str) -> session.Wheels:
+    base_name = _pick(series.pins)
+
+    def reader(of: Pins, file: str) -> Callable[[], Wheel]:
+        return lambda: read_wheel(upstream.fetch(of, file), sha256=of.wheels[file], version=of.version)
+
+    return session.Wheels(
+        base=series.pins,
+        new=pins,
+        base_name=base_name,
+        new_name=name,
+        read_base=reader(series.pins, base_name),
+        read_new=reader(pins, name),
+    )
+
+
+def _file(wheels: session.Wheels) -> Path:
+    return upstream.fetch(wheels.new, wheels.new_name)
+
+
+def _pick(pins: Pins) -> str:
+    """Return the wheel to work on: this Python's and machine's, else any, since all hold the same text."""
+    try:
+        return upstream.pick_wheel(pins, upstream.this_python(), upstream.this_machine())
+    except UnknownBaseError:
+        return min(pins.wheels)
+
+
+def require_finished(report: Report) -> None:
+    """Raise when a person is needed.
+
+    :raises RebaseStoppedError: naming the patch and the way on.
+    """
+    if report.stopped:
+        raise RebaseStoppedError(
+            f"{report.stopped.patch}: {report.stopped.word}, a person must decide",
+            hint=(
+                f"edit {report.tree} with your own tools, then `{report.next_steps[0]}`; "
+                "`--skip` leaves the patch out, `--abort` throws the rebase away"
+            ),
+        )
+    if report.left_out and not report.is_dry:
+        names = ", ".join(outcome.patch for outcome in report.left_out if outcome.word.needs_a_person)
+        raise RebaseStoppedError(
+            f"{report.folder} was written without {names}",
+            hint=f"look at each: remove the folder and run `sglang-bw rebase {report.new} --from {report.base}"
+            f"{report.local_option}`",
+        )

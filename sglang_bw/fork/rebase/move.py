@@ -1,0 +1,310 @@
+"""Moving one patch: git joins, the second merger and upstream's names decide whether it may count."""
+
+from __future__ import annotations
+
+import functools
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from packaging.specifiers import SpecifierSet
+
+from sglang_bw.errors import PatchApplyError
+from sglang_bw.fork import strict
+from sglang_bw.fork.gitrepo import GitResult
+from sglang_bw.fork.mail import Patch
+from sglang_bw.fork.rebase import semantic
+from sglang_bw.fork.rebase.evidence import Hunk, Versions, hunks_of
+from sglang_bw.fork.rebase.outcome import Conflict, HunkReport, HunkWord, PatchOutcome, Word
+from sglang_bw.fork.rebase.search import Tree
+from sglang_bw.fork.rebase.semantic import Doubt
+from sglang_bw.fork.rebase.units import Lines, every_thing, parse, split_lines
+from sglang_bw.fork.rebase.uses import lost
+from sglang_bw.fork.scratch import Scratch
+
+_MARKS = (b"<<<<<<< ", b"||||||| ", b"=======", b">>>>>>> ")
+_SHOWN = 40
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What git made of a patch: the tree id when it joined everything, else the paths it could not join."""
+
+    tree: str
+    unmerged: tuple[str, ...]
+
+
+class Mover:
+    """Moves patches in a scratch repository, whose HEAD is the new release with the patches so far."""
+
+    def __init__(self, scratch: Scratch, new: str, onto: str, tree: Tree) -> None:
+        self.scratch = scratch
+        self.repo = scratch.repo
+        self.new = new
+        self.onto = onto
+        self.tree = tree
+
+    def move(self, patch: Patch, commit: str) -> PatchOutcome:
+        """Move a patch whose commit on the old release is ``commit``.
+
+        HEAD has the patch afterwards, unless its word says that it is dropped or needs a person; then HEAD, index and
+        work tree are as before.
+        """
+        started = time.monotonic()
+        outcome = self._move(patch, commit)
+        return outcome.model_copy(
+            update={"seconds": round(time.monotonic() - started, 3), "tests": tuple(patch.all("Test"))}
+        )
+
+    def _move(self, patch: Patch, commit: str) -> PatchOutcome:
+        applies = patch.trailer("Applies-To")
+        if not SpecifierSet(applies).contains(self.new, prereleases=True):
+            says = f"Applies-To {applies} leaves out {self.new}"
+            return PatchOutcome(patch=patch.name, word=Word.INAPPLICABLE, says=says)
+        attempt = self._pick(commit)
+        files = self._versions(patch, commit, attempt)
+        hunks = hunks_of(patch.name, patch.diff, files)
+        doubts = self._doubts(files, attempt) if attempt.tree else []
+        conflicts = [*self._marked(attempt.unmerged), *map(_conflict, doubts)]
+        missing = {path for path, versions in files.items() if versions.new is None and versions.old}
+        hunks = [self._with_loss(hunk, files[hunk.report.path], missing, doubts) for hunk in hunks]
+        word = self._word(patch, hunks, conflicts, attempt)
+        if word is Word.MERGED or word.needs_a_person:
+            self.repo.run("reset", "--quiet", "--hard")
+        else:
+            self._commit(commit)
+        if not word.needs_a_person:
+            conflicts = []
+        reports = tuple(self._finished(hunk, files[hunk.report.path], conflicts) for hunk in hunks)
+        return PatchOutcome(
+            patch=patch.name,
+            word=word,
+            says=_says(word, hunks, files),
+            hunks=reports,
+            conflicts=tuple(conflicts),
+        )
+
+    def hand_over(self, commit: str) -> None:
+        """Leave the patch in a full work tree, with markers where git cannot join, for the user's own tools."""
+        self.repo.check_out(None)
+        if self.repo.run("cherry-pick", commit, check=False).code == 0:
+            # Git is content and we are not: the changes stay staged, without a commit.
+            self.repo.run("reset", "--quiet", "--soft", "HEAD~1")
+
+    def _pick(self, commit: str) -> Attempt:
+        done: GitResult = self.repo.run("cherry-pick", "--no-commit", commit, check=False)
+        listed = self.repo.run("ls-files", "--unmerged", "-z").stdout.decode("utf-8", "surrogateescape")
+        unmerged = tuple(sorted({entry.partition("\t")[2] for entry in listed.split("\0") if entry}))
+        if unmerged:
+            return Attempt("", unmerged)
+        if done.code:
+            said = (done.stderr or done.text).strip().splitlines()
+            raise PatchApplyError(
+                f"git cherry-pick fails without a conflict: {said[0] if said else 'no reason given'}",
+                hint="nobody expects this: please report it with the output of `git --version`",
+            )
+        return Attempt(self.repo.run("write-tree").text, ())
+
+    def _commit(self, commit: str) -> None:
+        """Commit the index with the message, author and date of the patch."""
+        self.repo.run("commit", "--quiet", "--no-verify", "--allow-empty", "--reuse-message", commit)
+
+    def _versions(self, patch: Patch, commit: str, attempt: Attempt) -> dict[str, Versions]:
+        """Return each file of the patch on both sides, by its name in the patch."""
+        parsed = {file.path: file for file in strict.parse(patch.name, patch.diff)}
+        sides = {path: strict.sides(file) for path, file in parsed.items()}
+        paths = [side for pair in sides.values() for side in pair if side]
+        old = self.repo.read_many(f"{commit}^", paths)
+        patched = self.repo.read_many(commit, paths)
+        new = self.repo.read_many("HEAD", paths)
+        stock = self.repo.read_many(self.onto, paths)
+        files = {}
+        for path, (source, target) in sides.items():
+            there = source or target
+            if there not in new and source and (moved := self.tree.renamed(source)):
+                there = moved
+                new |= self.repo.read_many("HEAD", [moved])
+                stock |= self.repo.read_many(self.onto, [moved])
+            files[path] = Versions(
+                path=path,
+                there=there,
+                old=old.get(source, b""),
+                patched=patched.get(target, b""),
+                new=new.get(there),
+                stock=stock.get(there),
+                added=frozenset(line.target_line_no or 0 for hunk in parsed[path] for line in hunk if line.is_added),
+            )
+        return files
+
+    def _doubts(self, files: dict[str, Versions], attempt: Attempt) -> list[Doubt]:
+        """Compare git's tree with what the second merger makes of every file, and look for files nobody named."""
+        changed = set(self.repo.changed("HEAD", attempt.tree))
+        result = self.repo.read_many(attempt.tree, [side for one in files.values() for side in (one.there, one.path)])
+        doubts = []
+        expected: set[str] = set()
+        for versions in files.values():
+            where = versions.there if versions.there in result or not versions.patched else versions.path
+            expected |= {versions.there, versions.path}
+            if versions.new is None and versions.old and versions.there in result:
+                doubts.append(Doubt(versions.there, "", 0, "git puts an edit into a file that upstream does not have"))
+                continue
+            final = result.get(where, b"")
+            doubts += semantic.examine(where, versions.old, versions.patched, versions.new or b"", final)
+            doubts += self._lost(where, versions, final, self._in_added(attempt.tree))
+        doubts += [Doubt(path, "", 0, "git changes a file that the patch does not name") for path in changed - expected]
+        return doubts
+
+    def _in_added(self, tree: str) -> Callable[[str], bool]:
+        """Return whether a word stands in what the series has added to the new release so far, or adds now."""
+
+        @functools.cache
+        def added() -> bytes:
+            return self.repo.run("diff", "--no-color", "--unified=0", self.onto, tree).stdout
+
+        return lambda word: (
+            re.search(rb"(?m)^\+.*\bdef %b\b|^\+.*\b%b\b[^=\n]*=" % ((word.encode(),) * 2), added()) is not None
+        )
+
+    def _lost(self, path: str, versions: Versions, final: bytes, added: Callable[[str], bool]) -> list[Doubt]:
+        """Doubt a result whose added lines use what neither the new release nor a patch before has."""
+        lines = split_lines(versions.patched)
+        found = lost(
+            path,
+            versions.patched,
+            versions.added,
+            final,
+            self.tree.had,
+            lambda word: self.tree.has(word) or added(word),
+        )
+        return [
+            Doubt(
+                path, name, 0, f"the patch uses {name}, which SGLang {self.new} does not have", (), (lines[line - 1],)
+            )
+            for name, line in found
+        ]
+
+    def _with_loss(self, hunk: Hunk, versions: Versions, missing: set[str], doubts: Sequence[Doubt]) -> Hunk:
+        """Mark a hunk whose file or function is gone, with the place where its content went."""
+        report = hunk.report
+        if report.word is not HunkWord.APPLIED:
+            return hunk
+        gone = [doubt for doubt in doubts if doubt.gone and doubt.unit == report.where]
+        text: Lines = gone[0].ours if gone else hunk.removed or hunk.added
+        if report.path in missing or (self._lacks(hunk, versions)):
+            proof = "" if hunk.is_support else self.tree.definition(versions.path, report.where, text)
+            proof = proof or ("" if hunk.is_support else self.tree.nearest(hunk.removed or text))
+            what = versions.there if report.path in missing else report.where
+            says = f"upstream has no {what} any more"
+            return replace(hunk, report=report.model_copy(update={"word": HunkWord.GONE, "proof": proof, "says": says}))
+        return hunk
+
+    def _lacks(self, hunk: Hunk, versions: Versions) -> bool:
+        """Whether a hunk edits a function or class that the new file does not have."""
+        where = hunk.report.where
+        if not where or versions.new is None or parse(versions.there, versions.new) is None:
+            return False
+        there = {thing.name for thing in every_thing(versions.there, versions.new)}
+        had = {thing.name for thing in every_thing(versions.path, versions.old)}
+        # A member that the patch adds has no place when its class is gone.
+        outer = where.rpartition(".")[0] if where not in had else where
+        return bool(outer) and outer in had and outer not in there
+
+    def _word(self, patch: Patch, hunks: list[Hunk], conflicts: list[Conflict], attempt: Attempt) -> Word:
+        telling = [hunk for hunk in hunks if not hunk.is_support] or hunks
+        words = {hunk.report.word for hunk in telling}
+        if words <= {HunkWord.MERGED, HunkWord.OWN} or (attempt.tree and attempt.tree == self.repo.tree()):
+            return Word.MERGED
+        if HunkWord.GONE in words:
+            return Word.GONE
+        if conflicts or words & {HunkWord.CONFLICT, HunkWord.OWN}:
+            return Word.CONFLICT
+        if HunkWord.MERGED in words:
+            return Word.PARTLY_MERGED
+        return Word.CLEAN if self._fits(patch) else Word.OFFSET
+
+    def _fits(self, patch: Patch) -> bool:
+        """Whether the patch file applies to HEAD without moving a line."""
+        before = self.repo.read_many("HEAD", strict.touched(patch.name, patch.diff))
+        try:
+            strict.apply_exactly(patch.name, patch.diff, before.get)
+        except PatchApplyError:
+            return False
+        return True
+
+    def _finished(self, hunk: Hunk, versions: Versions, conflicts: Sequence[Conflict]) -> HunkReport:
+        """Return a hunk's report once the patch has its word: whether it lies in a conflict, and the nearest code."""
+        report = hunk.report
+        mine = {line.strip().decode("utf-8", "replace") for line in hunk.added if len(line.strip()) > 1}
+        for conflict in conflicts if report.word is HunkWord.APPLIED else ():
+            is_here = conflict.path in (versions.path, versions.there)
+            ours = {line.strip() for line in conflict.ours.splitlines()}
+            if is_here and (not ours or mine & ours):
+                proof = "" if hunk.is_support else self.tree.nearest(hunk.removed or hunk.context)
+                update = {"word": HunkWord.CONFLICT, "says": conflict.why, "proof": proof}
+                return report.model_copy(update=update)
+        return report
+
+    def _marked(self, unmerged: Sequence[str]) -> list[Conflict]:
+        """Return the places that git marked in the work tree."""
+        found: list[Conflict] = []
+        for path in unmerged:
+            file = self.scratch.tree / path
+            places = list(marked_places(path, file.read_bytes())) if file.is_file() else []
+            found += places or [Conflict(path=path, why="one side deletes or renames the file, the other changes it")]
+        return found
+
+
+def marked_places(path: str, data: bytes) -> list[Conflict]:
+    """Return each place between conflict markers with the lines of both sides."""
+    found: list[Conflict] = []
+    side, begin, texts = -1, 0, [b"", b"", b"", b""]
+    for number, line in enumerate(data.split(b"\n"), start=1):
+        mark = next((at for at, text in enumerate(_MARKS) if line.rstrip(b"\r").startswith(text)), -1)
+        if mark == 0:
+            side, begin, texts = 0, number, [b"", b"", b"", b""]
+        elif mark == 3 and side >= 0:
+            why = "upstream and the patch change the same lines"
+            found.append(Conflict(path=path, line=begin, why=why, theirs=_text(texts[0]), ours=_text(texts[2])))
+            side = -1
+        elif mark > 0 and side >= 0:
+            side = mark
+        elif side >= 0:
+            texts[side] += line + b"\n"
+    return found
+
+
+def _conflict(doubt: Doubt) -> Conflict:
+    return Conflict(
+        path=doubt.path,
+        line=doubt.line,
+        why=doubt.why,
+        theirs=_text(b"".join(doubt.theirs)),
+        ours=_text(b"".join(doubt.ours)),
+    )
+
+
+def _text(data: bytes) -> str:
+    lines = data.decode("utf-8", "replace").splitlines()
+    return "\n".join(lines if len(lines) <= _SHOWN else [*lines[:_SHOWN], f"... {len(lines) - _SHOWN} more lines"])
+
+
+def _says(word: Word, hunks: Sequence[Hunk], files: dict[str, Versions]) -> str:
+    """Return one line of evidence for a word."""
+    telling = [hunk for hunk in hunks if not hunk.is_support] or hunks
+    merged = [hunk.report for hunk in telling if hunk.report.word in (HunkWord.MERGED, HunkWord.OWN)]
+    if word is Word.MERGED:
+        first = merged[0] if merged else None
+        return f"{first.says}: {first.proof}" if first else "nothing of it is left to apply"
+    parts = []
+    if merged:
+        named = ", ".join(f"{report.number} ({report.proof})" for report in merged)
+        parts.append(f"upstream has {len(merged)} of {len(hunks)} hunks: {named}")
+    if word.needs_a_person:
+        gone = [hunk.report for hunk in hunks if hunk.report.word is HunkWord.GONE and not hunk.is_support]
+        parts += [
+            f"{report.says}; {'see ' + report.proof if report.proof else 'nothing like it was found'}"
+            for report in gone[:1]
+        ]
+    renamed = [f"{one.path} is {one.there} now" for one in files.values() if one.there != one.path and one.old]
+    return "; ".join([*parts, *renamed])

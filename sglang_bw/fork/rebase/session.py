@@ -1,0 +1,334 @@
+"""A rebase from its start to the last patch: begins, goes on after a stop or a kill, and is thrown away.
+
+Every step ends with the state on disk. What a person may have edited is never touched before he says ``--continue``,
+``--skip`` or ``--abort``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sglang_bw import __version__
+from sglang_bw.errors import DriftError, RebaseOpenError, RebaseStoppedError, ScratchError
+from sglang_bw.fork.apply import PREFIX, Progress
+from sglang_bw.fork.mail import Patch, read_patch
+from sglang_bw.fork.rebase.move import Mover, marked_places
+from sglang_bw.fork.rebase.outcome import PatchOutcome
+from sglang_bw.fork.rebase.search import Tree
+from sglang_bw.fork.rebase.semantic import twice
+from sglang_bw.fork.rebase.state import Phase, RebaseState, Request, require_same
+from sglang_bw.fork.rebase.units import parse
+from sglang_bw.fork.scratch import Scratch
+from sglang_bw.fork.series import Pins, Series
+from sglang_bw.fork.wheel import Wheel
+
+# A scratch repository is reused until it holds more than these.
+_MOST_RELEASES = 4
+
+Reader = Callable[[], Wheel]
+
+
+def scratch_name(root: Path, kind: str = "rebase") -> str:
+    """Return the name of the scratch repository of a ``patches/`` directory: one open rebase for each."""
+    return f"{kind}-{hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:12]}"
+
+
+@dataclass(frozen=True)
+class Wheels:
+    """The two releases: names and digests, and how to read the files when they are needed."""
+
+    base: Pins
+    new: Pins
+    base_name: str
+    new_name: str
+    read_base: Reader
+    read_new: Reader
+
+
+def request_of(series: Series, wheels: Wheels, present: Series | None) -> Request:
+    """Return what is asked, as the state keeps it.
+
+    :param present: the new release's own series, when patches are put on top of it.
+    """
+    return Request(
+        base=series.base,
+        new=wheels.new.version,
+        root=str(series.folder.parent.resolve()),
+        base_wheel=wheels.base.wheels[wheels.base_name],
+        new_wheel=wheels.new_name,
+        new_wheels=wheels.new.wheels,
+        series=digests(series.files),
+        present=digests(present.files) if present else {},
+    )
+
+
+def digests(files: Iterable[Path]) -> dict[str, str]:
+    """Return patch files with their sha256."""
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def begin(
+    scratch: Scratch,
+    series: Series,
+    wheels: Wheels,
+    present: Series | None,
+    *,
+    keep_going: bool,
+    progress: Progress,
+) -> RebaseState:
+    """Make the two releases and the old series commits, and remember the rebase.
+
+    :param present: the new release's own series; only what it lacks is moved then.
+
+    :raises DriftError: the patch files are not what git exports from them, or make another tree than the pinned one.
+    """
+    origin, onto = import_both(scratch, wheels, progress)
+    progress(f"the series on SGLang {series.base}")
+    scratch.start(origin, work_on=[])
+    commits = scratch.am_series(series.files)
+    _require_no_drift(scratch, series, origin)
+    there = present.order if present else ()
+    moving = [(name, commit) for name, commit in zip(series.order, commits, strict=True) if name not in there]
+    scratch.start(onto, work_on=[])
+    head = [onto, *scratch.am_series(present.files if present else ())][-1]
+    request = request_of(series, wheels, present)
+    return remember(scratch, request, origin, moving, onto, head, keep_going=keep_going)
+
+
+def import_both(scratch: Scratch, wheels: Wheels, progress: Progress) -> tuple[str, str]:
+    """Return the commits of the two releases, in a repository where no rebase is open.
+
+    :raises RebaseOpenError: one is.
+    """
+    state = scratch.read_state(RebaseState)
+    if state is not None:
+        raise RebaseOpenError(
+            f"a rebase from {state.request.base} to {state.request.new} is open", hint=ways_out(state, scratch)
+        )
+    if scratch.exists and scratch.releases() > _MOST_RELEASES:
+        scratch.remove()
+    if scratch.exists:
+        progress("checking the scratch repository")
+        scratch.require_sound()
+    else:
+        scratch.create()
+    progress(f"importing SGLang {wheels.base.version}")
+    origin = scratch.release(wheels.base.version, wheels.base.wheels[wheels.base_name])
+    origin = origin or scratch.import_release(wheels.read_base())
+    progress(f"importing SGLang {wheels.new.version}")
+    onto = scratch.release(wheels.new.version, wheels.new.wheels[wheels.new_name])
+    return origin, onto or scratch.import_release(wheels.read_new())
+
+
+def remember(
+    scratch: Scratch,
+    request: Request,
+    origin: str,
+    moving: Sequence[tuple[str, str]],
+    onto: str,
+    head: str,
+    *,
+    keep_going: bool,
+) -> RebaseState:
+    """Write the state of a rebase that begins.
+
+    :param moving: file name and commit of each patch that goes from ``origin`` to ``onto``.
+    :param head: the commit on ``onto`` that they come after.
+    """
+    state = RebaseState(
+        tool=__version__,
+        request=request,
+        phase=Phase.MOVING,
+        origin=origin,
+        patches=tuple(name for name, _ in moving),
+        series=tuple(commit for _, commit in moving),
+        onto=onto,
+        head=head,
+        keep_going=keep_going,
+    )
+    scratch.write_state(state)
+    return state
+
+
+def _require_no_drift(scratch: Scratch, series: Series, origin: str) -> None:
+    for exported, path in zip(scratch.export(origin), series.files, strict=True):
+        if exported.data != path.read_bytes():
+            raise DriftError(
+                f"{path.name} was edited by hand: git exports other bytes from it",
+                hint="`git am` it in a repository and export it again, as docs/patch-format.md describes",
+            )
+    tree = scratch.repo.tree("HEAD", PREFIX.rstrip("/"))
+    if series.pins.tree and tree != series.pins.tree:
+        raise DriftError(
+            f"the series makes tree {tree}, pinned is {series.pins.tree}",
+            hint=f"run `sglang-bw patches refresh --base {series.base}` if the patches are right",
+        )
+
+
+def ways_out(state: RebaseState, scratch: Scratch) -> str:
+    """Return what a user can do with an open rebase."""
+    if state.phase is Phase.STOPPED:
+        stopped = state.outcomes[-1]
+        return (
+            f"it waits at {stopped.patch}: edit {scratch.tree} and run `sglang-bw rebase --continue"
+            f"{state.local_option}`, leave the patch out with `--skip`, or throw everything away with `--abort`"
+        )
+    option = state.local_option
+    return f"go on with `sglang-bw rebase --continue{option}`, or throw it away with `sglang-bw rebase --abort{option}`"
+
+
+def resume(scratch: Scratch, state: RebaseState, request: Request) -> None:
+    """Look whether an open rebase is the one that is asked for, and can go on.
+
+    :raises RebaseOpenError: it is another one.
+    :raises ScratchError: the repository is gone or damaged.
+    """
+    require_same(state, request)
+    if state.tool != __version__:
+        raise RebaseOpenError(
+            f"the open rebase was begun by sglang-bw {state.tool}, this is {__version__}",
+            hint="finish it with that version, or end it with `sglang-bw rebase --abort`",
+        )
+    scratch.require_sound()
+    for commit in (state.origin, state.onto, state.head, *state.series):
+        if scratch.repo.run("cat-file", "-e", f"{commit}^{{commit}}", check=False).code:
+            raise ScratchError(
+                f"{scratch.tree} has lost commit {commit[:12]}",
+                hint="end the rebase with `sglang-bw rebase --abort` and start again",
+            )
+
+
+def move_all(scratch: Scratch, state: RebaseState, folder: Path, progress: Progress) -> RebaseState:
+    """Move the patches of ``folder`` until one needs a person, or all have their word."""
+    files = [folder / name for name in state.patches]
+    scratch.start(state.head, work_on=[])
+    tree = Tree(lambda: scratch.files(state.onto), lambda: scratch.files(state.origin))
+    mover = Mover(scratch, state.request.new, state.onto, tree)
+    for number in range(len(state.outcomes), len(files)):
+        progress(f"patch {number + 1}/{len(files)} {files[number].name}")
+        outcome = mover.move(read_patch(files[number]), state.series[number])
+        stops = outcome.word.needs_a_person and not state.keep_going
+        if outcome.word.needs_a_person and state.keep_going:
+            outcome = outcome.model_copy(update={"left_out": True})
+        head = scratch.repo.run("rev-parse", "HEAD").text
+        if head != state.head:
+            scratch.set_names({head: outcome.patch})
+        if stops:
+            mover.hand_over(state.series[number])
+        phase = Phase.STOPPED if stops else Phase.MOVING
+        state = state.model_copy(update={"outcomes": (*state.outcomes, outcome), "head": head, "phase": phase})
+        scratch.write_state(state)
+        if stops:
+            return state
+    state = state.model_copy(update={"phase": Phase.MOVED})
+    scratch.write_state(state)
+    return state
+
+
+def skip(scratch: Scratch, state: RebaseState) -> RebaseState:
+    """Leave the patch that needs a person out of the new series."""
+    return _decided(scratch, _require_stopped(state), state.head, left_out=True)
+
+
+def accept(scratch: Scratch, state: RebaseState, patch: Patch) -> RebaseState:
+    """Take what a person made of the patch: edited files, staged or not, or one finished commit.
+
+    Message, author, date and trailers are the original patch's.
+
+    :raises RebaseStoppedError: markers are left, a file does not parse, something is defined twice, nothing is left.
+    :raises ScratchError: files or commits that are no part of the patch.
+    """
+    _require_stopped(state)
+    repo, commit = scratch.repo, state.series[state.stopped_at]
+    _require_one_commit(scratch, state)
+    touched = set(repo.changed(f"{commit}^", commit))
+    edited = scratch.changes()
+    _require_known(scratch, edited, touched)
+    in_tree = [path for path in edited if (scratch.tree / path).is_file()]
+    _refuse(scratch, state, patch, _problems({path: (scratch.tree / path).read_bytes() for path in in_tree}))
+    if edited:
+        repo.run("add", "--all", "--", *edited)
+    tree = repo.run("write-tree").text
+    changed = repo.read_many(tree, repo.changed(state.head, tree))
+    _refuse(scratch, state, patch, _problems(changed) or _defined_twice(scratch, state, commit, changed))
+    if tree == repo.tree(state.head):
+        raise RebaseStoppedError(
+            f"nothing is left of {patch.name}",
+            hint=f"`sglang-bw rebase --skip{state.local_option}` leaves it out of the new series",
+        )
+    repo.run("reset", "--quiet", "--soft", state.head)
+    repo.run("commit", "--quiet", "--no-verify", "--reuse-message", commit)
+    head = repo.run("rev-parse", "HEAD").text
+    scratch.set_names({head: patch.name})
+    return _decided(scratch, state, head, resolved=True)
+
+
+def _require_stopped(state: RebaseState) -> RebaseState:
+    if state.phase is not Phase.STOPPED:
+        raise RebaseOpenError(
+            "no patch waits for a person", hint="go on with `sglang-bw rebase --continue`, or end it with `--abort`"
+        )
+    return state
+
+
+def _require_one_commit(scratch: Scratch, state: RebaseState) -> None:
+    """Look at what the user's own git did: HEAD is where we left it, or one commit further."""
+    listed = scratch.repo.run("rev-list", f"{state.head}..HEAD").text.split()
+    behind = scratch.repo.run("rev-list", f"HEAD..{state.head}").text.split()
+    if behind or len(listed) > 1:
+        raise ScratchError(
+            f"{scratch.tree} is {len(listed)} commits ahead and {len(behind)} behind: one patch is one commit",
+            hint=f"squash them, or `git -C {scratch.tree} reset --soft {state.head[:12]}`",
+        )
+
+
+def _require_known(scratch: Scratch, edited: Sequence[str], touched: set[str]) -> None:
+    tracked = scratch.repo.run("ls-files", "-z").stdout.decode("utf-8", "surrogateescape").split("\0")
+    strange = sorted(set(edited) - set(tracked) - touched)
+    if strange:
+        raise ScratchError(
+            f"{scratch.tree} has files that are no part of the patch: {', '.join(strange)}",
+            hint="delete them, or `git add` them if the patch needs them",
+        )
+
+
+def _refuse(scratch: Scratch, state: RebaseState, patch: Patch, problems: Sequence[str]) -> None:
+    if problems:
+        listed = "".join(f"\n  {problem}" for problem in problems)
+        raise RebaseStoppedError(
+            f"{patch.name} is not resolved yet:{listed}",
+            hint=f"edit {scratch.tree}, then `sglang-bw rebase --continue{state.local_option}`",
+        )
+
+
+def _problems(files: Mapping[str, bytes]) -> list[str]:
+    found = []
+    for path, data in files.items():
+        marks = marked_places(path, data)
+        found += [f"{path}:{mark.line}: conflict markers are left" for mark in marks]
+        if not marks and path.endswith(".py") and parse(path, data) is None:
+            found.append(f"{path}: is no valid Python")
+    return found
+
+
+def _defined_twice(scratch: Scratch, state: RebaseState, commit: str, changed: Mapping[str, bytes]) -> list[str]:
+    new = scratch.repo.read_many(state.head, changed)
+    patched = scratch.repo.read_many(commit, changed)
+    return [
+        f"{path}: {doubt.why}"
+        for path, data in changed.items()
+        for doubt in twice(path, patched.get(path, b""), new.get(path, b""), data)
+    ]
+
+
+def _decided(
+    scratch: Scratch, state: RebaseState, head: str, *, resolved: bool = False, left_out: bool = False
+) -> RebaseState:
+    last: PatchOutcome = state.outcomes[-1].model_copy(update={"resolved": resolved, "left_out": left_out})
+    outcomes = (*state.outcomes[:-1], last)
+    state = state.model_copy(update={"outcomes": outcomes, "head": head, "phase": Phase.MOVING})
+    scratch.write_state(state)
+    return state
