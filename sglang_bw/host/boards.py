@@ -111,7 +111,9 @@ def parse_gpus(text: str) -> tuple[int, Board]:
 
 def _described(text: str) -> Board | None:
     """Read ``NAME:97887MiB:sm120``; ``None`` when it is only a name."""
-    match = re.fullmatch(r"(?P<name>[^:]+):\s*(?P<mib>\d{4,7})\s*(?:MiB)?\s*:\s*(?P<arch>sm_?\d{2,3})", text, re.IGNORECASE)
+    match = re.fullmatch(
+        r"(?P<name>[^:]+):\s*(?P<mib>\d{4,7})\s*(?:MiB)?\s*:\s*(?P<arch>sm_?\d{2,3})", text, re.IGNORECASE
+    )
     if not match:
         return None
     arch = match["arch"].lower().replace("_", "")

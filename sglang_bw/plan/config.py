@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sglang_bw.errors import CheckpointError
+from sglang_bw.plan.fields import Fields
 from sglang_bw.plan.quantization import read_quantization
 from sglang_bw.plan.shapes import Attention, Experts, Indexer, Latent, LinearState, ModelShape, Vision, Window
 
@@ -15,50 +15,7 @@ from sglang_bw.plan.shapes import Attention, Experts, Indexer, Latent, LinearSta
 _WINDOW_POOLS = (
     "GptOss", "GraniteSWA", "GraniteMoeSWA", "Llama4", "MiMoV2", "Step3p5", "Step3p7", "Gemma4", "Laguna", "Mellum",
 )  # fmt: skip
-_LARGEST = 1 << 40
 _DTYPES = {"bfloat16": 2, "float16": 2, "half": 2, "float32": 4, "float": 4}
-
-
-class Fields:
-    """One level of a configuration, read with the checks that a file from elsewhere needs."""
-
-    def __init__(self, data: Mapping[str, Any], findings: list[str]) -> None:
-        self._data = data
-        self._findings = findings
-
-    def any(self, *names: str) -> Any:
-        """Return the first of these fields that is set."""
-        return next((self._data[name] for name in names if self._data.get(name) is not None), None)
-
-    def number(self, *names: str, default: int | None = None, least: int = 1) -> int:
-        """Return a whole number; a finding when it is missing without a default, no number or too small."""
-        value = self.any(*names)
-        if value is None:
-            if default is None:
-                self._findings.append(f"{' or '.join(names)} is missing")
-            return least if default is None else default
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value != int(value):
-            self._findings.append(f"{names[0]} is {value!r}, not a whole number")
-            return least
-        if not least <= value <= _LARGEST:
-            self._findings.append(f"{names[0]} is {value}, expected {least} or more")
-            return least
-        return int(value)
-
-    def texts(self, name: str) -> list[str]:
-        """Return a list of strings, empty when it is none."""
-        value = self._data.get(name)
-        return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
-
-    def numbers(self, name: str) -> list[int]:
-        """Return a list of whole numbers, empty when it is none."""
-        value = self._data.get(name)
-        return [item for item in value if type(item) is int] if isinstance(value, list) else []
-
-    def part(self, *names: str) -> Fields | None:
-        """Return a nested configuration."""
-        value = self.any(*names)
-        return Fields(value, self._findings) if isinstance(value, Mapping) else None
 
 
 def read_shape(config: Mapping[str, Any], *, origin: str = "config.json") -> ModelShape:
@@ -77,7 +34,9 @@ def read_shape(config: Mapping[str, Any], *, origin: str = "config.json") -> Mod
     shape = _read(architecture, root, text)
     if findings:
         raise CheckpointError(
-            "\n".join([f"{origin} does not describe a model that can be planned:", *(f"  {text}" for text in findings)]),
+            "\n".join(
+                [f"{origin} does not describe a model that can be planned:", *(f"  {text}" for text in findings)]
+            ),
             hint="Is it the config.json of the model, and not that of an adapter or a GGUF file?",
         )
     return shape
@@ -105,10 +64,16 @@ def _read(architecture: str, root: Fields, text: Fields) -> ModelShape:
         v_head_dim=head_dim if latent else text.number("v_head_dim", default=head_dim),
         intermediate=text.number("intermediate_size", "ffn_hidden_size", "n_inner", default=4 * hidden),
         attention=attention,
-        tied=bool(root.any("tie_word_embeddings") if root.any("tie_word_embeddings") is not None else text.any("tie_word_embeddings")),
+        tied=bool(
+            root.any("tie_word_embeddings")
+            if root.any("tie_word_embeddings") is not None
+            else text.any("tie_word_embeddings")
+        ),
         dtype_bytes=_DTYPES.get(str(root.any("torch_dtype", "dtype") or text.any("torch_dtype", "dtype")), 2),
         context=text.number("max_position_embeddings", "max_sequence_length", "seq_length", default=0, least=0),
-        mtp_layers=text.number("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", default=0, least=0),
+        mtp_layers=text.number(
+            "num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", default=0, least=0
+        ),
         gated_attention=bool(text.any("attn_output_gate")),
         latent=latent,
         indexer=_indexer(text, layers) if latent else None,
@@ -118,7 +83,9 @@ def _read(architecture: str, root: Fields, text: Fields) -> ModelShape:
         vision=vision,
         multimodal=vision is not None or root.part("audio_config") is not None,
         draft_vocab=text.number("draft_vocab_size", default=0, least=0),
-        quantization=read_quantization(root.part("quantization_config", "compression_config") or text.part("quantization_config")),
+        quantization=read_quantization(
+            root.part("quantization_config", "compression_config") or text.part("quantization_config")
+        ),
         unpriced=_unpriced(architecture, text),
     )
 
@@ -169,7 +136,8 @@ def _experts(text: Fields, layers: int) -> Experts | None:
         count=count,
         width=width,
         active=text.number("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k", default=1),
-        shared=shared or text.number("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", default=0, least=0) * width,
+        shared=shared
+        or text.number("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", default=0, least=0) * width,
         layers=frozenset(layer for layer in range(layers) if _has_experts(text, layer)),
     )
 

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+from sglang_bw.plan.fields import Fields
 from sglang_bw.plan.shapes import Quantization
-
-if TYPE_CHECKING:
-    from sglang_bw.plan.config import Fields
 
 _SCALE_BITS = {"float": 8, "int": 16}  # NVFP4 keeps FP8 scales, integer groups 16-bit ones
 _MX_GROUP = 32
@@ -49,19 +45,14 @@ def _modelopt(algorithm: str, part: Fields, skipped: tuple[str, ...]) -> Quantiz
 
 def _group_bits(part: Fields) -> float:
     """Return the bits of the first group of compressed-tensors' ``config_groups``."""
-    groups: Any = part.any("config_groups")
-    for group in groups.values() if isinstance(groups, dict) else ():
-        weights = Fields_of(group, part).part("weights")
+    for group in part.parts("config_groups"):
+        weights = group.part("weights")
         if weights is None:
             continue
         bits, group_size = weights.number("num_bits", default=16), weights.number("group_size", default=0, least=-1)
         scale = _SCALE_BITS.get(str(weights.any("type") or "int"), 16)
         return bits + (scale / group_size if group_size > 0 and bits < 8 else 0)
     return 16.0
-
-
-def Fields_of(data: Any, like: Fields) -> Fields:  # noqa: N802
-    return type(like)(data if isinstance(data, dict) else {}, like._findings)
 
 
 def _targets_all(part: Fields) -> bool:

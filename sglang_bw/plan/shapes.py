@@ -236,7 +236,9 @@ class Parallel:
         sizes = {"tp": self.tp, "ep": self.ep, "pp": self.pp, "dp": self.dp}
         findings = [f"{name} {size} is not a positive number" for name, size in sizes.items() if size < 1]
         if not findings:
-            findings += [f"{name} {sizes[name]} does not divide tp {self.tp}" for name in ("ep", "dp") if self.tp % sizes[name]]
+            findings += [
+                f"{name} {sizes[name]} does not divide tp {self.tp}" for name in ("ep", "dp") if self.tp % sizes[name]
+            ]
         return findings
 
 
