@@ -74,6 +74,7 @@ def _read(architecture: str, root: Fields, text: Fields) -> ModelShape:
         mtp_layers=text.number(
             "num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", default=0, least=0
         ),
+        mtp_stated=text.any("num_nextn_predict_layers") is not None,
         gated_attention=bool(text.any("attn_output_gate")),
         latent=latent,
         indexer=_indexer(text, layers) if latent else None,
@@ -175,11 +176,14 @@ def _linear(text: Fields) -> LinearState | None:
 
 
 def _attention(architecture: str, text: Fields, layers: int, linear: LinearState | None) -> tuple[Attention, ...]:
+    other: Attention = "linear" if linear else "window"
     if linear:
-        return tuple("linear" if layer in _linear_layers(text, layers) else "full" for layer in range(layers))
-    if not architecture.startswith(_WINDOW_POOLS):
-        return ("full",) * layers
-    return tuple("window" if layer in _window_layers(architecture, text, layers) else "full" for layer in range(layers))
+        others = _linear_layers(text, layers)
+    elif architecture.startswith(_WINDOW_POOLS):
+        others = frozenset(_window_layers(architecture, text, layers))
+    else:
+        others = frozenset()
+    return tuple(other if layer in others else "full" for layer in range(layers))
 
 
 def _linear_layers(text: Fields, layers: int) -> frozenset[int]:

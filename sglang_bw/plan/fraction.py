@@ -188,7 +188,7 @@ def _prefill_graph(asked: Mapping[str, Any], target: ModelShape, parallel: Paral
     ):
         return False
     if backend := asked.get("cuda_graph_backend_prefill"):
-        return backend != "disabled"
+        return bool(backend != "disabled")
     if parallel.pp > 1 or (target.linear and target.linear.kind == "kda"):
         return bool(asked.get("enable_piecewise_cuda_graph"))
     a2a = str(asked.get("moe_a2a_backend") or "none")

@@ -9,22 +9,26 @@ Version = tuple[int, int, int]
 FIRST, LAST = (0, 5, 9), (0, 5, 23)
 
 # Vision models whose prefill may be captured; other multimodal models lose the prefill graph.
+_QWEN35 = frozenset({"Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"})
 _CAPTURED: tuple[tuple[Version, frozenset[str]], ...] = (
     (
         (0, 5, 20),
-        frozenset(
-            {
-                "Cohere2VisionForConditionalGeneration", "Glm5NextForConditionalGeneration",
-                "InternS2MobiusForConditionalGeneration", "PaddleOCRVLForConditionalGeneration",
-                "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration", "Qwen4ExpForConditionalGeneration",
-                "MuseGlimmerForConditionalGeneration", "KimiK3ForConditionalGeneration", "KimiK25ForConditionalGeneration",
-                "MiniMaxM3SparseForConditionalGeneration",
-            }
-        ),
+        _QWEN35
+        | {
+            "Cohere2VisionForConditionalGeneration",
+            "Glm5NextForConditionalGeneration",
+            "InternS2MobiusForConditionalGeneration",
+            "KimiK25ForConditionalGeneration",
+            "KimiK3ForConditionalGeneration",
+            "MiniMaxM3SparseForConditionalGeneration",
+            "MuseGlimmerForConditionalGeneration",
+            "PaddleOCRVLForConditionalGeneration",
+            "Qwen4ExpForConditionalGeneration",
+        },
     ),
-    ((0, 5, 16), frozenset({"Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"})),
+    ((0, 5, 16), _QWEN35),
     ((0, 0, 0), frozenset()),
-)  # fmt: skip
+)
 _NOT_CAPTURED = {
     "DeepseekV32ForCausalLM": (0, 5, 16), "GlmMoeDsaForCausalLM": (0, 5, 16), "DeepseekV4ForCausalLM": (9, 0, 0),
     "Qwen3NextForCausalLM": (0, 5, 23), "BailingMoeV2_5ForCausalLM": (0, 5, 23), "LLaDAModelLM": (9, 0, 0),

@@ -1,4 +1,4 @@
-"""The engine's settings that memory depends on: taken from the engine's own resolution, or restated from its formulas."""
+"""The engine's settings that memory depends on: the engine's own resolution, or restated from its formulas."""
 
 from __future__ import annotations
 

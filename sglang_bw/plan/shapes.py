@@ -139,6 +139,7 @@ class ModelShape:
 
     :ivar attention: one entry a layer.
     :ivar mtp_layers: layers of the multi-token-prediction head in the same checkpoint.
+    :ivar mtp_stated: the config has ``num_nextn_predict_layers``, be it 0.
     :ivar dtype_bytes: bytes of an element that is not quantized.
     :ivar context: longest context in tokens.
     :ivar unpriced: why its KV cache cannot be priced here; empty when it can.
@@ -158,6 +159,7 @@ class ModelShape:
     dtype_bytes: int = 2
     context: int = 0
     mtp_layers: int = 0
+    mtp_stated: bool = False
     gated_attention: bool = False
     latent: Latent | None = None
     indexer: Indexer | None = None
