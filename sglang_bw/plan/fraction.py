@@ -6,6 +6,7 @@ From ``arg_groups/memory_hook.py`` of 0.5.23 and ``server_args.py`` of the relea
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from sglang_bw.host.boards import Board
@@ -40,23 +41,10 @@ def restate(
     max_bs = _decode_max_bs(asked, graph, requests, release)
     prefill = _prefill_graph(asked, target, parallel, release)
     fraction = asked.get("mem_fraction_static")
-    if fraction is None:
-        reserved = reserved_mib(
-            board.memory_mib,
-            parallel,
-            release,
-            chunk=chunk,
-            decode_max_bs=max_bs,
-            prefill_tokens=prefill_sizes(chunk) if prefill else None,
-            latent=target.latent is not None,
-            algorithm=algorithm,
-            deepep=asked.get("moe_a2a_backend") == "deepep",
-        )
-        fraction = fraction_of(board.memory_mib, reserved, None if asked.get("language_only") else target.vision)
     steps, topk, tokens = _speculation(asked, target, algorithm)
     settings = EngineSettings(
         release=release,
-        mem_fraction_static=float(fraction),
+        mem_fraction_static=0.5 if fraction is None else float(fraction),
         kv_cache_dtype=str(asked.get("kv_cache_dtype") or "auto"),
         draft_kv_cache_dtype=asked.get("speculative_draft_kv_cache_dtype"),
         page_size=int(asked.get("page_size") or 1),
@@ -89,9 +77,32 @@ def restate(
         head_by_attention=bool(asked.get("enable_dp_lm_head")),
         dense_whole=asked.get("moe_dense_tp_size") == 1,
         redundant_experts=int(asked.get("ep_num_redundant_experts") or 0),
+        fraction_is_default=fraction is None,
     )
+    settings = with_default_fraction(settings, target, board, parallel)
     settings.check()
     return settings
+
+
+def with_default_fraction(
+    settings: EngineSettings, target: ModelShape, board: Board, parallel: Parallel
+) -> EngineSettings:
+    """Return the settings with the fraction that the engine would choose for them, unless a user chose."""
+    if not settings.fraction_is_default:
+        return settings
+    reserved = reserved_mib(
+        board.memory_mib,
+        parallel,
+        settings.release,
+        chunk=settings.chunked_prefill_size,
+        decode_max_bs=settings.decode_max_bs,
+        prefill_tokens=prefill_sizes(settings.chunked_prefill_size) if settings.prefill_graph else None,
+        latent=target.latent is not None,
+        algorithm=settings.algorithm,
+        deepep=settings.a2a == "deepep",
+    )
+    fraction = fraction_of(board.memory_mib, reserved, None if settings.language_only else target.vision)
+    return replace(settings, mem_fraction_static=fraction)
 
 
 def tier(memory_mib: int, tp: int, release: Release) -> tuple[int, int]:

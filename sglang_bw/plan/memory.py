@@ -12,7 +12,8 @@ from sglang_bw.errors import CheckpointError
 from sglang_bw.host.boards import Board
 from sglang_bw.plan import kv, overhead
 from sglang_bw.plan.estimate import estimate
-from sglang_bw.plan.inventory import Inventory
+from sglang_bw.plan.fraction import with_default_fraction
+from sglang_bw.plan.inventory import Inventory, Role
 from sglang_bw.plan.settings import EngineSettings
 from sglang_bw.plan.shapes import ModelShape, Parallel, worst_stage
 from sglang_bw.plan.split import Loading, rank_bytes, tables_bytes
@@ -51,11 +52,11 @@ class MemoryLedger:
     :ivar left: bytes of the slack that no line takes.
     :ivar cell: bytes of one token.
     :ivar kv_tokens: tokens of the KV pool.
-    :ivar context: tokens that were asked for in one request.
+    :ivar context: tokens of one request, asked for or the longest that the settings allow.
     :ivar requests: how many requests of ``context`` tokens the pool holds.
     :ivar max_requests: most requests that the engine runs at once.
-    :ivar least_fraction: smallest ``--mem-fraction-static`` that holds one request of ``context`` tokens; ``None``
-        when none does.
+    :ivar least_fraction: smallest ``--mem-fraction-static`` that holds one request of the context asked for, or one
+        prefill pass; ``None`` when none does.
     :ivar reasons: why the verdict is not ``fits``.
     :ivar measured: whether all weights come from safetensors headers.
     """
@@ -139,7 +140,7 @@ def ledger(
 
     :param draft: of its own checkpoint; ``None`` without speculation, or with the target's own MTP head.
     :param weights: from headers; estimated from the shapes when not given.
-    :param context: tokens of the requests that shall fit; the longest context of the settings when not given.
+    :param context: tokens of the requests that shall fit.
     :param free_start: bytes, when they are known, for example from a log.
     :param free_after_load: the same.
     :raises CheckpointError: sizes contradict each other, or the KV cache cannot be priced.
@@ -159,12 +160,14 @@ def ledger(
         return kv.pool(rest, target, draft, parallel, settings, stage)
 
     made = sized(settings.mem_fraction_static)
-    asked = context or settings.context_length or target.context
+    longest = settings.context_length or target.context
+    # Without a context to hold, a pool is of some use when one pass of prefill fits.
+    needed = context or min(longest or settings.chunked_prefill_size, max(2048, settings.chunked_prefill_size))
     slack = int(start * (1 - settings.mem_fraction_static)) + _kept_for_images(target, settings)
     taken = tuple(_slack_lines(target, draft, parallel, settings, load, made, stage))
     left = slack - sum(line.bytes for line in taken)
-    least = _least_fraction(sized, asked)
-    verdict, reasons = _judge(made, asked, bool(context), left, least, after, start, settings)
+    least = _least_fraction(sized, needed)
+    verdict, reasons = _judge(made, needed, bool(context), left, least, after, start, settings)
     return MemoryLedger(
         board=board,
         parallel=parallel,
@@ -177,8 +180,8 @@ def ledger(
         cell=made.cell,
         states=made.states,
         kv_tokens=max(0, made.tokens),
-        context=asked,
-        requests=max(0, made.tokens) // asked if asked else 0,
+        context=context or longest,
+        requests=max(0, made.tokens) // (context or longest or 1),
         max_requests=made.max_requests,
         least_fraction=least,
         verdict=verdict,
@@ -252,8 +255,6 @@ class _Load:
 
 
 def _tables(inventory: Inventory) -> tuple[bool, bool]:
-    from sglang_bw.plan.inventory import Role
-
     return inventory.has(Role.EMBEDDING), inventory.has(Role.HEAD)
 
 
@@ -336,9 +337,7 @@ def _judge(
     settings: EngineSettings,
 ) -> tuple[Verdict, tuple[str, ...]]:
     fraction = settings.mem_fraction_static
-    way_out = (
-        f"--mem-fraction-static {least:.3f} is the least that holds one request of {context:,} tokens" if least else ""
-    )
+    way_out = f"--mem-fraction-static {least:.3f} is the least that holds {context:,} tokens" if least else ""
     if after <= 0:
         return "does not fit", (f"the weights alone take {-after / _GIB:.1f} GiB more than the GPU has",)
     if made.tokens <= 0:
@@ -347,7 +346,9 @@ def _judge(
         return "does not fit", tuple(text for text in (missing, way_out) if text)
     reasons = []
     if made.tokens < context:
-        reasons.append(f"the KV pool holds {made.tokens:,} tokens, less than one request of {context:,}")
+        reasons.append(
+            f"the KV pool holds {made.tokens:,} tokens, less than {'one request' if asked else 'one prefill pass'} of {context:,}"
+        )
         reasons += [way_out] if way_out else []
         if asked:
             return "does not fit", tuple(reasons)
@@ -386,6 +387,7 @@ def alternatives(
     tried = []
     for title, flags, division, changed in _variants(target, parallel, settings):
         try:
+            changed = with_default_fraction(changed, target, board, division)
             made = ledger(target, draft, board, division, changed, weights=weights, context=context)
             tried.append(Alternative(title, flags, made))
         except CheckpointError as error:
@@ -402,7 +404,6 @@ def _variants(
     if (size := settings.decode_max_bs) > 16:
         smaller = 16 if size <= 64 else 64
         name = "--cuda-graph-max-bs-decode" if settings.release.version >= (0, 5, 17) else "--cuda-graph-max-bs"
-        # The default fraction reserves 2 MiB for each captured request; a fraction of the user's own stays.
         yield f"graphs up to {smaller}", f"{name} {smaller}", parallel, change(settings, decode_max_bs=smaller)
     higher = min(0.95, math.ceil(settings.mem_fraction_static * 20 + 1) / 20)
     if higher > settings.mem_fraction_static:
@@ -410,7 +411,7 @@ def _variants(
             f"fraction {higher:.2f}",
             f"--mem-fraction-static {higher:.2f}",
             parallel,
-            change(settings, mem_fraction_static=higher),
+            change(settings, mem_fraction_static=higher, fraction_is_default=False),
         )
     if target.experts and parallel.tp > 1 and parallel.ep == 1:
         apart = change(parallel, ep=parallel.tp)

@@ -28,6 +28,7 @@ class EngineSettings:
     :ivar algorithm: of speculation; ``None`` without.
     :ivar draft_is_mtp: the draft is the target's own multi-token-prediction head.
     :ivar sparse_scaled: sparse MLA stores FP8 latents with their scales.
+    :ivar fraction_is_default: nobody set ``mem_fraction_static``, so it follows the other settings.
     :ivar source: where the settings come from; ``restated``: formulas, the engine was not run.
     """
 
@@ -63,6 +64,7 @@ class EngineSettings:
     head_by_attention: bool = False
     dense_whole: bool = False
     redundant_experts: int = 0
+    fraction_is_default: bool = False
     source: Literal["engine", "restated"] = "restated"
 
     @property
@@ -114,11 +116,14 @@ def parallel_of(effective: Mapping[str, Any]) -> Parallel:
     )
 
 
-def from_resolved(effective: Mapping[str, Any], release: Release, *, context: int = 0) -> EngineSettings:
+def from_resolved(
+    effective: Mapping[str, Any], release: Release, *, context: int = 0, fraction_is_default: bool = False
+) -> EngineSettings:
     """Take the settings from the engine's resolved arguments, by the names of its fields.
 
     :param effective: field name -> value; ``cuda_graph_config`` may be the mapping of the newer releases.
     :param context: the model's longest context, where the arguments name none.
+    :param fraction_is_default: the user did not set ``mem_fraction_static``.
     :raises CheckpointError: numbers that make no sense.
     """
     prefill, decode = _graphs(effective)
@@ -160,6 +165,7 @@ def from_resolved(effective: Mapping[str, Any], release: Release, *, context: in
         head_by_attention=bool(effective.get("enable_dp_lm_head")),
         dense_whole=_int(effective, "moe_dense_tp_size") == 1,
         redundant_experts=_int(effective, "ep_num_redundant_experts") or 0,
+        fraction_is_default=fraction_is_default,
         source="engine",
     )
     settings.check()
