@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import yaml
 
@@ -40,6 +40,14 @@ def find(weights: Weights) -> ModelFolder | None:
     if weights.id and (snapshot := cached(weights.id, weights.revision)):
         return ModelFolder(snapshot, "hub cache")
     return shipped(weights.config) if weights.config else None
+
+
+def by_id(model: str) -> ModelFolder | None:
+    """Return the folder of a hub model: in the cache, or the facts that ship under its id."""
+    if snapshot := cached(model):
+        return ModelFolder(snapshot, "hub cache")
+    name = next((name for name, facts in _sources().items() if model in facts.get("ids", ())), None)
+    return shipped(name) if name else None
 
 
 def cached(model: str, revision: str | None = None) -> Path | None:
@@ -81,6 +89,6 @@ def _root() -> Path:
 
 
 @cache
-def _sources() -> dict[str, dict[str, str]]:
-    sources: dict[str, dict[str, str]] = yaml.safe_load((_root() / "sources.yaml").read_text(encoding="utf-8"))
+def _sources() -> dict[str, dict[str, Any]]:
+    sources: dict[str, dict[str, Any]] = yaml.safe_load((_root() / "sources.yaml").read_text(encoding="utf-8"))
     return sources

@@ -138,5 +138,6 @@ def _speculation(
         "separate_draft": True,
         "draft_kind": "mla" if all(draft.get(key) for key in _MLA_KEYS) else "mha",
         "draft_is_eagle3": "eagle3" in architecture.lower(),
+        "draft_of_other_vocabulary": draft.get("vocab_size") != vocabulary,
         "draft_vocab_reduced": bool(draft.get("draft_vocab_size")) and draft.get("draft_vocab_size") != vocabulary,
     }

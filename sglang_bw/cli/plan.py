@@ -1,0 +1,111 @@
+"""``plan``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.markup import escape
+
+from sglang_bw.cli import planning
+from sglang_bw.cli.console import err, print_json
+from sglang_bw.recipes import flags
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class _Positive(click.IntRange):
+    name = "tokens"
+
+
+@click.command(short_help="What will not fit, not run or not pay, before anything is loaded.")
+@click.argument("name", metavar="RECIPE|FILE.yaml|MODEL")
+@click.argument("engine_flags", nargs=-1, type=click.UNPROCESSED, metavar="[-- ENGINE FLAGS]")
+@click.option("--gpus", metavar='8x"RTX PRO 6000"', help="The machine; the recipe's own when not given.")
+@click.option("--fabric", type=click.Choice(["pcie", "nvlink"]), help="How the GPUs are joined; the board's usual way.")
+@click.option("--context", type=_Positive(min=1), metavar="TOKENS", help="Tokens of the requests that shall fit.")
+@click.option("--concurrency", type=_Positive(min=1), metavar="N", help="Requests at the same time.")
+@click.option("--draft", metavar="PATH|ID", help="Draft of a model, or in place of the recipe's.")
+@click.option("--model-path", metavar="PATH|ID", help="Target in place of the recipe's.")
+@click.option("--no-spec", is_flag=True, help="The baseline: without speculation.")
+@click.option("--engine", "version", metavar="VERSION", help="Plan for this release instead of the installed one.")
+@click.option("--no-resolve", is_flag=True, help="Do not ask the engine: rules and restated formulas, under 2 s.")
+@click.option("--fetch-headers", is_flag=True, help="Read configuration and weight headers from the hub, a few MB.")
+@click.option("--force", is_flag=True, help="End with exit code 0 whatever the plan says.")
+@click.option("--python", type=click.Path(path_type=Path), help="Interpreter of the environment with the engine.")
+@click.option(
+    "--engine-tree",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="An unpacked engine (sglang/ and its .dist-info) in place of the installed one.",
+)
+@click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
+def plan(
+    name: str,
+    engine_flags: tuple[str, ...],
+    gpus: str | None,
+    fabric: str | None,
+    context: int | None,
+    concurrency: int | None,
+    draft: str | None,
+    model_path: str | None,
+    no_spec: bool,
+    version: str | None,
+    no_resolve: bool,
+    fetch_headers: bool,
+    force: bool,
+    python: Path | None,
+    engine_tree: Path | None,
+    as_json: bool,
+) -> None:
+    """Know before the load what will not fit, not run or not pay. No GPU and no weights are needed.
+
+    Takes a recipe, a recipe file, or a model id or path. Engine flags behind `--` win over the recipe.
+
+    Exit codes: 50 does not fit, 51 a rule or the engine refuses, 52 contradicts the machine or an unknown model,
+    53 the engine gave no answer, 54 a recipe for another engine; 55 and 56 an unknown board, damaged model files.
+    """
+    from sglang_bw.cli.plan_view import show
+    from sglang_bw.plan import plan as plans
+
+    try:
+        extra = flags.parse(engine_flags)
+    except flags.NotAFlagError as error:
+        raise click.UsageError(f"{error.token!r} is no engine flag; engine flags go behind '--'.") from error
+    question = planning.question(
+        planning.Wish(
+            name=name,
+            model=model_path,
+            draft=draft,
+            gpus=gpus,
+            fabric=fabric,
+            context=context,
+            concurrency=concurrency,
+            speculate=not no_spec,
+            version=version,
+            python=python,
+            tree=engine_tree,
+            fetch=fetch_headers,
+            extra=extra,
+        )
+    )
+    with _progress() as tell:
+        made = plans.make(question, ask_engine=not no_resolve, force=force, tell=tell)
+    if as_json:
+        print_json(made.as_json())
+    else:
+        show(made)
+    if (problem := made.error()) and not force:
+        raise problem
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    if not err.is_terminal:
+        yield lambda _line: None
+        return
+    with err.status("reading the model's headers") as status:
+        yield lambda line: status.update(f"[dim]{escape(line)}[/dim]")
