@@ -92,8 +92,7 @@ class Plan:
         reasons = self.ledger.reasons if self.ledger.verdict == "does not fit" else ()
         if not (reasons or self.refusals):
             return None
-        heads = ("does not fit",) if reasons else ()
-        heads += ("will not run",) if self.refusals else ()
+        heads = [head for head, found in (("does not fit", reasons), ("will not run", self.refusals)) if found]
         message = [f"this launch {' and '.join(heads)}:", *(f"  {line}" for line in (*reasons, *self.refusals))]
         kind = PlanDoesNotFitError if reasons else PlanRefusedError
         hint = "The plan shows what would fit, and the fix of each rule. --force goes on all the same."

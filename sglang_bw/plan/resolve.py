@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sglang_bw.host.boards import Board
 
 TIMEOUT_S = 120.0
-_PROBE_VERSION = 2  # part of the cache key: answers of another probe are not read
+_PROBE_VERSION = 3  # part of the cache key: answers of another probe are not read
 # The tool's package under its own name, and nothing else of the tool's environment on the import path.
 _START = """
 import sys, types
