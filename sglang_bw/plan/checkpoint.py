@@ -66,7 +66,7 @@ def read(
     if kept is None and not fetch:
         raise CheckpointError(
             f"{source} is not in the hub's cache here",
-            hint="--fetch-headers reads its configuration and headers, a few MB; or give a directory with its config.json.",
+            hint="--fetch-headers reads configuration and headers, a few MB; or give a directory with its config.json.",
         )
     document = kept or hub.fetch(source, revision, progress)
     shape = read_shape(document.config, origin=f"config.json of {source}")

@@ -74,15 +74,10 @@ _WIDE_DTYPES = {"BF16", "F16", "F32"}
 _NUMBERS = re.compile(r"\.\d+(?=\.)")
 
 # First match wins; a pattern is searched in the name without layer and expert numbers.
+_TOWER = r"(^|\.)(vision_tower|visual|vision_model|vision_encoder|vit|audio_tower|mm_projector|multi_modal_projector)\."
 _ROLES: tuple[tuple[str, Role], ...] = (
-    (
-        r"(^|\.)(vision_tower|visual|vision_model|vision_encoder|vit|audio_tower)\..*(attn|attention)\b.*(qkv|proj|wqkv|wo)",
-        Role.VISION,
-    ),
-    (
-        r"(^|\.)(vision_tower|visual|vision_model|vision_encoder|vit|audio_tower|mm_projector|multi_modal_projector|merger)\.",
-        Role.WHOLE_VISION,
-    ),
+    (_TOWER + r".*\b(wqkv|wo|qkv|q_proj|k_proj|v_proj|out_proj|attn\.proj)\.", Role.VISION),
+    (_TOWER, Role.WHOLE_VISION),
     (r"(^|\.)(embed_tokens|wte|word_embeddings|tok_embeddings|embed)\.(weight|qweight)", Role.EMBEDDING),
     (r"(^|\.)(lm_head|output|shared_head\.head|head)\.(weight|qweight|scales|qzeros|weight_\w+)$", Role.HEAD),
     (r"\.shared_experts?\.", Role.SHARED),
