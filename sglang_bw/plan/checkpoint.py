@@ -6,15 +6,17 @@ Three sources, the best first: a local directory or the hub's cache, the hub its
 
 from __future__ import annotations
 
+import gc
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sglang_bw.errors import CheckpointError
-from sglang_bw.plan import headers
+from sglang_bw.plan import headers, kept
 from sglang_bw.plan.config import read_shape
 from sglang_bw.plan.estimate import estimate
 from sglang_bw.plan.inventory import Inventory, take
@@ -62,13 +64,13 @@ def read(
         return read_directory(cached, name=source)
     from sglang_bw.plan import hub
 
-    kept = None if fetch else hub.kept(source, revision)
-    if kept is None and not fetch:
+    document = None if fetch else hub.kept(source, revision)
+    if document is None and not fetch:
         raise CheckpointError(
             f"{source} is not in the hub's cache here",
-            hint="--fetch-headers reads its configuration and headers, a few MB; or give a directory with its config.json.",
+            hint="--fetch-headers reads configuration and headers, a few MB; or give a directory with its config.json.",
         )
-    document = kept or hub.fetch(source, revision, progress)
+    document = document or hub.fetch(source, revision, progress)
     shape = read_shape(document.config, origin=f"config.json of {source}")
     inventory = document.inventory or estimate(shape)
     origin = (
@@ -87,11 +89,11 @@ def read_directory(path: Path, *, name: str = "") -> Checkpoint:
     directory = path.parent if path.is_file() else path
     config = read_config(path if path.is_file() else directory / "config.json")
     shape = read_shape(config, origin=str(path if path.is_file() else directory / "config.json"))
-    tensors, notes = ([], []) if path.is_file() else _tensors(directory)
-    if not tensors:
+    files, notes = ([], []) if path.is_file() else _shards(directory)
+    if not files:
         return Checkpoint(name or str(path), config, shape, estimate(shape), "config.json", tuple(notes))
-    inventory = take(tensors, shape.layers)
-    return Checkpoint(name or str(path), config, shape, inventory, f"headers in {directory}", tuple(notes))
+    inventory, cut_off = _inventory(files, shape.layers)
+    return Checkpoint(name or str(path), config, shape, inventory, f"headers in {directory}", (*notes, *cut_off))
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -106,18 +108,45 @@ def read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def _tensors(directory: Path) -> tuple[list[headers.Tensor], list[str]]:
-    files, notes = _shards(directory)
+def _inventory(files: list[Path], layers: int) -> tuple[Inventory, list[str]]:
+    """Return what the files hold, and a note when data is missing behind their headers."""
+    key = _state(files, layers)
+    if key and (found := kept.load(key)) and found[0]:
+        return found[0], list(found[1].get("notes", []))
     tensors: list[headers.Tensor] = []
-    cut_off = []
-    for path in files:
-        found, note = headers.read_file(path)
-        tensors += found
-        cut_off += [note] if note else []
-    if cut_off:
-        more = f", and {len(cut_off) - 1} more" if len(cut_off) > 1 else ""
-        notes.append(cut_off[0] + more)
-    return tensors, notes
+    notes = []
+    # Hundreds of thousands of small objects without a cycle among them: the collector would walk them in vain.
+    with _no_collector():
+        for path in files:
+            found_here, note = headers.read_file(path)
+            tensors += found_here
+            notes += [note] if note else []
+        inventory = take(tensors, layers)
+    if len(notes) > 1:
+        notes = [f"{notes[0]}, and {len(notes) - 1} more"]
+    if key:
+        kept.save(key, inventory, {"notes": notes})
+    return inventory, notes
+
+
+def _state(files: list[Path], layers: int) -> str:
+    """Return what identifies the files as they are; empty when one cannot be read."""
+    try:
+        states = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    except OSError:
+        return ""
+    return json.dumps([layers, states])
+
+
+@contextmanager
+def _no_collector() -> Iterator[None]:
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _shards(directory: Path) -> tuple[list[Path], list[str]]:

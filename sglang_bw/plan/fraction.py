@@ -38,7 +38,8 @@ def restate(
     requests = asked.get("max_running_requests")
     chunk, graph = tier(board.memory_mib, parallel.tp, release)
     chunk = asked.get("chunked_prefill_size") or chunk
-    max_bs = _decode_max_bs(asked, graph, requests, release)
+    limit = _REQUESTS_WITH_SPECULATION if algorithm and release.requests_known_first else None
+    max_bs = _decode_max_bs(asked, graph, requests or limit, release)
     prefill = _prefill_graph(asked, target, parallel, release)
     fraction = asked.get("mem_fraction_static")
     steps, topk, tokens = _speculation(asked, target, algorithm)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import dataclass
+from math import prod
 from pathlib import Path
+from typing import NamedTuple
 
 from sglang_bw.errors import CheckpointError
 
@@ -18,8 +19,7 @@ _BITS = {
 _FETCH_AGAIN = "An interrupted download is the usual cause: fetch the file again."
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
+class Tensor(NamedTuple):
     """One tensor of a checkpoint.
 
     :ivar dtype: as the header spells it: ``BF16``.
@@ -67,25 +67,18 @@ def parse_header(text: bytes, length: int, name: str) -> list[Tensor]:
 def _tensor(key: str, entry: object, name: str) -> Tensor:
     try:
         dtype, shape, (start, end) = entry["dtype"], entry["shape"], entry["data_offsets"]  # type: ignore[index]
-        count = 1
-        for size in shape:
-            count *= _whole(size)
-        stored = _whole(end) - _whole(start)
+        whole = all(type(number) is int and number >= 0 for number in (start, end, *shape))
     except (TypeError, KeyError, ValueError) as error:
         raise CheckpointError(f"{name}: the entry of {key} is damaged", hint=_FETCH_AGAIN) from error
-    bits = _BITS.get(dtype)
-    if stored < 0 or (bits is not None and (count * bits + 7) // 8 != stored):
+    if not whole or end < start or not isinstance(dtype, str):
+        raise CheckpointError(f"{name}: the entry of {key} is damaged", hint=_FETCH_AGAIN)
+    wanted = (prod(shape) * _BITS[dtype] + 7) // 8 if dtype in _BITS else end - start
+    if wanted != end - start:
         raise CheckpointError(
-            f"{name}: {key} is {dtype} of shape {list(shape)}, which is not the {stored:,} bytes of its entry",
+            f"{name}: {key} is {dtype} of shape {list(shape)}, which is not the {end - start:,} bytes of its entry",
             hint=_FETCH_AGAIN,
         )
-    return Tensor(key, str(dtype), tuple(shape), stored)
-
-
-def _whole(value: object) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(value)
-    return value
+    return Tensor(key, dtype, tuple(shape), end - start)
 
 
 def read_file(path: Path) -> tuple[list[Tensor], str]:

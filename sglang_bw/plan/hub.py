@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import datetime
-import hashlib
-import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import platformdirs
 
 from sglang_bw.errors import CheckpointError
 from sglang_bw.plan import checkpoint, headers
+from sglang_bw.plan import kept as cache
 from sglang_bw.plan.config import read_shape
-from sglang_bw.plan.inventory import Inventory, Role, Slot, take
+from sglang_bw.plan.inventory import Inventory, take
 
 if TYPE_CHECKING:
     import httpx
@@ -44,13 +40,11 @@ class Document:
 
 def kept(name: str, revision: str | None) -> Document | None:
     """Return what an earlier fetch left in the cache."""
-    try:
-        data = json.loads(_cache_file(name, revision).read_text())
-        slots = {Slot(part, Role(role), layer, wide): size for part, role, layer, wide, size in data["slots"]}
-        inventory = Inventory(slots, measured=True) if slots else None
-        return Document(data["config"], inventory, data["date"], tuple(data["notes"]))
-    except (OSError, ValueError, KeyError, TypeError):
+    found = cache.load(_key(name, revision))
+    if found is None or not {"config", "date", "notes"} <= found[1].keys():
         return None
+    inventory, more = found
+    return Document(more["config"], inventory, more["date"], tuple(more["notes"]))
 
 
 def fetch(name: str, revision: str | None, progress: checkpoint.Progress | None = None) -> Document:
@@ -68,7 +62,8 @@ def fetch(name: str, revision: str | None, progress: checkpoint.Progress | None 
     notes = () if tensors else ("the model has no safetensors files: weights are estimated from config.json",)
     inventory = take(tensors, shape.layers) if tensors else None
     document = Document(config, inventory, datetime.datetime.now(datetime.UTC).date().isoformat(), notes)
-    _keep(name, revision, document)
+    more = {"config": config, "date": document.date, "notes": list(notes)}
+    cache.save(_key(name, revision), inventory, more)
     return document
 
 
@@ -174,25 +169,5 @@ def _range(client: httpx.Client, path: str, start: int, end: int) -> bytes:
     return bytes(data[skip:wanted])
 
 
-def _keep(name: str, revision: str | None, document: Document) -> None:
-    path = _cache_file(name, revision)
-    slots: Mapping[Slot, int] = document.inventory.bytes if document.inventory else {}
-    data = {
-        "config": document.config,
-        "date": document.date,
-        "notes": document.notes,
-        "slots": [[slot.part, slot.role.value, slot.layer, slot.wide, size] for slot, size in slots.items()],
-    }
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}")
-        part.write_text(json.dumps(data))
-        part.replace(path)
-    except OSError:
-        return  # a cache that cannot be written costs a second fetch, no more
-
-
-def _cache_file(name: str, revision: str | None) -> Path:
-    endpoint = os.environ.get("HF_ENDPOINT", "")
-    key = hashlib.sha256(f"{endpoint}\n{name}\n{revision or 'main'}".encode()).hexdigest()[:24]
-    return platformdirs.user_cache_path("sglang-bw") / "headers" / f"{key}.json"
+def _key(name: str, revision: str | None) -> str:
+    return f"{os.environ.get('HF_ENDPOINT', '')}\n{name}\n{revision or 'main'}"

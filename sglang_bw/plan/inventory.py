@@ -70,19 +70,15 @@ class Inventory:
 
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|decoder_layers|mtp_layers)\.(\d+)\.")
+_MTP = re.compile(r"\.(mtp|nextn|mtp_layers|mtp_block)\.")
 _WIDE_DTYPES = {"BF16", "F16", "F32"}
 _NUMBERS = re.compile(r"\.\d+(?=\.)")
 
 # First match wins; a pattern is searched in the name without layer and expert numbers.
+_TOWER = r"(^|\.)(vision_tower|visual|vision_model|vision_encoder|vit|audio_tower|mm_projector|multi_modal_projector)\."
 _ROLES: tuple[tuple[str, Role], ...] = (
-    (
-        r"(^|\.)(vision_tower|visual|vision_model|vision_encoder|vit|audio_tower)\..*(attn|attention)\b.*(qkv|proj|wqkv|wo)",
-        Role.VISION,
-    ),
-    (
-        r"(^|\.)(vision_tower|visual|vision_model|vision_encoder|vit|audio_tower|mm_projector|multi_modal_projector|merger)\.",
-        Role.WHOLE_VISION,
-    ),
+    (_TOWER + r".*\b(wqkv|wo|qkv|q_proj|k_proj|v_proj|out_proj|attn\.proj)\.", Role.VISION),
+    (_TOWER, Role.WHOLE_VISION),
     (r"(^|\.)(embed_tokens|wte|word_embeddings|tok_embeddings|embed)\.(weight|qweight)", Role.EMBEDDING),
     (r"(^|\.)(lm_head|output|shared_head\.head|head)\.(weight|qweight|scales|qzeros|weight_\w+)$", Role.HEAD),
     (r"\.shared_experts?\.", Role.SHARED),
@@ -120,22 +116,26 @@ def take(tensors: Iterable[Tensor], layers: int, *, measured: bool = True) -> In
 
 
 def _slot(tensor: Tensor, layers: int) -> Slot:
-    match = _LAYER.search(tensor.name)
+    # Hundreds of thousands of names differ in the expert's number alone.
+    head, experts, tail = tensor.name.partition(".experts.")
+    number, dot, rest = tail.partition(".")
+    name = f"{head}{experts}{rest}" if dot and number.isdigit() else tensor.name
+    return _sorted(name, tensor.dtype in _WIDE_DTYPES and len(tensor.shape) >= 2, layers)
+
+
+@lru_cache(maxsize=100_000)
+def _sorted(name: str, matrix: bool, layers: int) -> Slot:
+    match = _LAYER.search(name)
     layer = int(match[1]) if match else -1
-    role, named_mtp = _role(_NUMBERS.sub("", tensor.name))
+    dotted = "." + _NUMBERS.sub("", name)
+    role = next((role for pattern, role in _COMPILED if pattern.search(dotted)), Role.WHOLE)
     vision = role in (Role.VISION, Role.WHOLE_VISION)
-    part: Part = "mtp" if named_mtp or (layer >= layers and not vision) else "model"
-    wide = tensor.dtype in _WIDE_DTYPES and len(tensor.shape) >= 2 and tensor.name.endswith(("weight", "_proj"))
-    return Slot(part, role, -1 if vision or part == "mtp" else layer, wide and role in _LINEAR_LAYERS)
+    beyond = layer >= layers and not vision
+    part: Part = "mtp" if beyond or _MTP.search(dotted) else "model"
+    wide = matrix and name.endswith(("weight", "_proj")) and role in _LINEAR_LAYERS
+    return Slot(part, role, -1 if vision or part == "mtp" else layer, wide)
 
 
 _LINEAR_LAYERS = {
     Role.EXPERT, Role.SHARED, Role.DENSE, Role.HEADS, Role.KV_HEADS, Role.LATENT_UP, Role.WHOLE_ATTENTION, Role.LINEAR,
 }  # fmt: skip
-
-
-@lru_cache(maxsize=100_000)
-def _role(name: str) -> tuple[Role, bool]:
-    dotted = f".{name}"
-    role = next((role for pattern, role in _COMPILED if pattern.search(dotted)), Role.WHOLE)
-    return role, re.search(r"(^|\.)(mtp|nextn|mtp_layers|mtp_block)\.", dotted) is not None

@@ -22,6 +22,7 @@ Verdict = Literal["fits", "tight", "does not fit"]
 Group = Literal["load", "pool", "slack"]
 
 _GIB = 1 << 30
+_LEAST_POOL = _GIB  # about 1 % of a large board, which is how well weights can be told from their headers
 _LEAST_SLACK = _GIB  # field data: a pool that left 53 MiB started, and ran out of memory with the first request
 
 
@@ -346,12 +347,13 @@ def _judge(
         return "does not fit", tuple(text for text in (missing, way_out) if text)
     reasons = []
     if made.tokens < context:
-        reasons.append(
-            f"the KV pool holds {made.tokens:,} tokens, less than {'one request' if asked else 'one prefill pass'} of {context:,}"
-        )
+        what = "one request" if asked else "one prefill pass"
+        reasons.append(f"the KV pool holds {made.tokens:,} tokens, less than {what} of {context:,}")
         reasons += [way_out] if way_out else []
         if asked:
             return "does not fit", tuple(reasons)
+    elif made.bytes(settings.swa_ratio) < _LEAST_POOL:
+        reasons.append(f"the KV pool holds {made.tokens:,} tokens; a load that takes 1 GiB more leaves none")
     if left < _LEAST_SLACK:
         reasons.append(f"{left / _GIB:.1f} GiB are left beside graphs and activations, and 1 GiB is wise")
     return ("tight", tuple(reasons)) if reasons else ("fits", ())

@@ -80,6 +80,11 @@ class Release:
         return self.version >= (0, 5, 22)
 
     @property
+    def requests_known_first(self) -> bool:
+        """Whether the limit of a speculative run, 48, cuts the graphs too: only with this project's patch 0006."""
+        return self.patched and self.version >= (0, 5, 23)
+
+    @property
     def multimodal_reserve_mib(self) -> int:
         """What is kept from the pool for a multimodal model's caches, in MiB."""
         return 100 if self.version >= (0, 5, 18) else 0
