@@ -150,3 +150,15 @@ class KernelError(BwError):
     """A Triton kernel of the engine needs more than the GPU has, does not compile for it, or could not be checked."""
 
     exit_code = 36
+
+
+class ReplayError(BwError):
+    """A CSV for ``plan --replay`` cannot be read, or has none of the known column forms."""
+
+    exit_code = 57
+
+
+class SpeculationInputError(BwError):
+    """Measurements given to judge speculation are malformed or impossible."""
+
+    exit_code = 58
