@@ -17,7 +17,7 @@ class Parameters:
     :ivar draft_step: time of a draft step over that of a plain decode step of one request.
     :ivar attention: engine -> share of the attention cost that further query tokens of a request pay again; 1 when a
         kernel treats every query token as a request of its own.
-    :ivar drain: share of the time lost to prefill and drain, seen in the baseline, that speculation cannot win back.
+    :ivar bundle: weights of what makes up log R of a target nobody measured.
     :ivar sigma: basis of a cost -> standard deviation of the logarithm of the predicted speedup.
     :ivar accept_sigma: the same for an accept length nobody measured.
     """
@@ -25,7 +25,7 @@ class Parameters:
     traffic: dict[str, float]
     draft_step: float
     attention: dict[str, float]
-    drain: float
+    bundle: dict[str, float]
     sigma: dict[str, float]
     accept_sigma: float
 
