@@ -152,18 +152,6 @@ class KernelError(BwError):
     exit_code = 36
 
 
-class UnknownBoardError(BwError):
-    """Nobody knows a GPU of that name, or the number of GPUs makes no sense."""
-
-    exit_code = 55
-
-
-class CheckpointError(BwError):
-    """A model's configuration or the headers of its weights cannot be read, are cut off, or contradict each other."""
-
-    exit_code = 56
-
-
 class PlanDoesNotFitError(BwError):
     """The launch needs more GPU memory than there is."""
 
@@ -177,7 +165,7 @@ class PlanRefusedError(BwError):
 
 
 class PlanInputError(BwError):
-    """The model's configuration lacks fields, or the sizes contradict each other."""
+    """The launch contradicts the machine, or no configuration of a model is at hand."""
 
     exit_code = 52
 
@@ -192,3 +180,27 @@ class OtherEngineError(BwError):
     """The recipe is for another release of the engine."""
 
     exit_code = 54
+
+
+class UnknownBoardError(BwError):
+    """Nobody knows a GPU of that name, or the number of GPUs makes no sense."""
+
+    exit_code = 55
+
+
+class CheckpointError(BwError):
+    """A model's configuration or the headers of its weights cannot be read, are cut off, or contradict each other."""
+
+    exit_code = 56
+
+
+class ReplayError(BwError):
+    """A CSV for ``plan --replay`` cannot be read, or has none of the known column forms."""
+
+    exit_code = 57
+
+
+class SpeculationInputError(BwError):
+    """Measurements given to judge speculation are malformed or impossible."""
+
+    exit_code = 58

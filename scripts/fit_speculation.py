@@ -1,0 +1,175 @@
+"""Fit the parameters of the speculation model and write sglang_bw/plan/data/speculation.json.
+
+`python -m scripts.fit_speculation speculation_cells.csv` fits on all rows of the file (and on the shipped SpecBundle
+table). `scripts.plan_accuracy` reports how well parameters do that were fitted on half of the sources only.
+
+Five numbers describe all cells: two traffic exponents, the time of a draft step, two shares of attention cost. Each has
+a prior from elsewhere, because tau and the cost of a round can make up for each other:
+
+* traffic: acceptance by position on 8x RTX PRO 6000 is .655/.40/.25 for Kimi's EAGLE-3 and .80/.55/.285 for GLM's MTP;
+  the golden curves have .83/.60/.45 and .84/.66/.49. So 1.9 and 1.5 (rtx6kpro kimi-k26-v4 and glm5.1_v2).
+* draft step: 2.5 ms for three steps and a draft extend beside a plain step of 11 to 17 ms: 0.07.
+* attention: near 1 for kernels that take each query token as a request of its own (vLLM's MLA decode kernels), lower
+  for those that share a request's KV between its query tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+from sglang_bw.plan.replay import bundle
+from sglang_bw.plan.replay.cells import Cell, costs, observed
+from sglang_bw.plan.replay.forms import read
+from sglang_bw.plan.speculation.accept import golden
+from sglang_bw.plan.speculation.cost import Parts, attention_share
+from sglang_bw.plan.speculation.nearest import Curves
+from sglang_bw.plan.speculation.tables import Parameters
+
+OUTPUT = Path(__file__).resolve().parent.parent / "sglang_bw" / "plan" / "data" / "speculation.json"
+# name, prior, its standard deviation, upper bound
+_PRIORS = (
+    ("eagle3", 1.9, 0.3, 9.0),
+    ("mtp", 1.5, 0.3, 9.0),
+    ("draft_step", 0.07, 0.02, 1.0),
+    ("vllm", 0.85, 0.2, 1.0),
+    ("sglang", 0.5, 0.3, 1.0),
+)
+# A log error counts up to here: some published cells are plainly broken runs.
+_OUTLIER = 0.3
+
+
+@dataclass(frozen=True)
+class Example:
+    """A cell with its answer."""
+
+    cell: Cell
+    parts: Parts
+    speedup: float
+
+    def predicted(self, fitted: Parameters) -> float:
+        cell = self.cell
+        tau = _length(cell.kind, cell.host.model, cell.steps, fitted.traffic[cell.kind])
+        return tau / self.parts.ratio(fitted.draft_step, attention_share(cell.host.engine, fitted))
+
+
+@lru_cache(maxsize=4096)
+def _length(kind: str, model: str, steps: int, traffic: float) -> float:
+    return golden(kind, model).harder(traffic).length(steps)
+
+
+def examples(rows: Sequence[dict[str, str]], known: Curves | None = None) -> list[Example]:
+    """Return the rows with their rounds, from their own plain decode points and ``known`` curves."""
+    cells = [Cell.of(row) for row in rows]
+    answers = [observed(row) for row in rows]
+    rounds = costs(cells, known)
+    return [Example(cell, cost, answer) for cell, cost, answer in zip(cells, rounds, answers, strict=True) if answer]
+
+
+def fit(cells: Sequence[Example], start: Parameters) -> Parameters:
+    """Return ``start`` with the parameters that predict ``cells`` with the smallest error."""
+    values = [prior for _, prior, _, _ in _PRIORS]
+
+    def cost(trial: Sequence[float]) -> float:
+        return _loss(cells, _named(trial, start)) + _prior(trial)
+
+    return _named(_descend(cost, values), start)
+
+
+def left_out_errors(rows: Sequence[bundle.Measured]) -> list[float]:
+    """Return log errors of S = tau / R with R from the other data sets and tau as measured."""
+    best = bundle.best_baselines([row.run for row in rows])
+    errors = []
+    for row in rows:
+        ratio, _ = bundle.round_ratio(row.run, rows)
+        predicted = bundle.speedup(row.accept_length, ratio, bundle.waiting(row.run, best))
+        errors.append(math.log(predicted / row.speedup))
+    return errors
+
+
+def fit_bundle(rows: Sequence[bundle.Measured]) -> dict[str, float]:
+    """Return the least-squares weights of ``bundle.features`` for log R."""
+    import numpy as np
+
+    best = bundle.best_baselines([row.run for row in rows])
+    names = list(bundle.features(rows[0].run))
+    inputs = np.array([[bundle.features(row.run)[name] for name in names] for row in rows])
+    ratios = [bundle.own_ratio(row, bundle.waiting(row.run, best)) for row in rows]
+    weights, *_ = np.linalg.lstsq(inputs, np.log(ratios), rcond=None)
+    return {name: round(float(weight), 4) for name, weight in zip(names, weights, strict=True)}
+
+
+def spread(cells: Sequence[Example], fitted: Parameters, basis: Sequence[str]) -> float:
+    """Return the standard deviation of log S of cells of these bases, from the middle 80 % of them."""
+    errors = sorted(abs(math.log(cell.predicted(fitted) / cell.speedup)) for cell in cells if cell.parts.basis in basis)
+    return round(errors[int(0.8 * len(errors))] / 1.2816, 3)
+
+
+def _named(values: Sequence[float], start: Parameters) -> Parameters:
+    eagle3, mtp, draft_step, vllm, sglang = values
+    return replace(
+        start,
+        traffic={"eagle3": eagle3, "mtp": mtp},
+        draft_step=draft_step,
+        attention={"vllm": vllm, "sglang": sglang},
+    )
+
+
+def _loss(cells: Sequence[Example], fitted: Parameters) -> float:
+    """Return the sum of log errors, each up to ``_OUTLIER``."""
+    return sum(min(abs(math.log(cell.predicted(fitted) / cell.speedup)), _OUTLIER) for cell in cells)
+
+
+def _prior(values: Sequence[float]) -> float:
+    return sum(((value - prior) / sigma) ** 2 / 2 for value, (_, prior, sigma, _) in zip(values, _PRIORS, strict=True))
+
+
+def _descend(cost: Callable[[Sequence[float]], float], values: list[float]) -> list[float]:
+    """Coordinate search: few parameters, a kinked loss, no gradient worth having."""
+    steps = [sigma / 2 for _, _, sigma, _ in _PRIORS]
+    best = cost(values)
+    for _ in range(7):
+        moved = True
+        while moved:
+            moved = False
+            for place, (_, _, _, bound) in enumerate(_PRIORS):
+                for step in (steps[place], -steps[place]):
+                    trial = [*values[:place], values[place] + step, *values[place + 1 :]]
+                    if 0 <= trial[place] <= bound and (value := cost(trial)) < best - 1e-9:
+                        values, best, moved = trial, value, True
+        steps = [step / 2 for step in steps]
+    return values
+
+
+def main(path: Path) -> None:
+    start = Parameters(**json.loads(OUTPUT.read_text(encoding="utf-8"))["parameters"])
+    cells = examples(read(path).rows)
+    fitted = fit(cells, start)
+    measured = spread(cells, fitted, ["measured", "interpolated"])
+    guessed = spread(cells, fitted, ["extrapolated", "nearest curve"])
+    fitted = replace(
+        fitted,
+        traffic={name: round(value, 3) for name, value in fitted.traffic.items()},
+        attention={name: round(value, 3) for name, value in fitted.attention.items()},
+        draft_step=round(fitted.draft_step, 4),
+        bundle=fit_bundle(bundle.shipped()),
+        sigma={
+            "measured": measured,
+            "interpolated": measured,
+            "extrapolated": guessed,
+            "nearest curve": guessed,
+            "nearest host": round(2 * guessed, 3),
+        },
+    )
+    made = {"made_by": f"python -m scripts.fit_speculation {path.name}", "rows": len(cells)}
+    OUTPUT.write_text(json.dumps({**made, "parameters": asdict(fitted)}, indent=2) + "\n", encoding="utf-8")
+    print(OUTPUT.read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
