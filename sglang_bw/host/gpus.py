@@ -87,8 +87,8 @@ class Gpu:
 class Pair(NamedTuple):
     """Two GPUs, by index: how far apart they are and what they may do to each other.
 
-    ``path``: ``NV`` with a count, ``PIX``, ``PXB``, ``PHB``, ``NODE`` or ``SYS`` as in ``nvidia-smi topo -m``; ``read``,
-    ``write`` and ``atomics`` are ``OK`` or the driver's reason, empty where it does not tell.
+    ``path``: ``NV`` with a count, ``PIX``, ``PXB``, ``PHB``, ``NODE`` or ``SYS`` as in ``nvidia-smi topo -m``.
+    ``read``, ``write`` and ``atomics``: ``OK`` or the driver's reason, empty where it does not tell.
     """
 
     first: int

@@ -47,7 +47,7 @@ class Library(Protocol):
 def load() -> Library | None:
     """Return NVIDIA's binding, or ``None`` when it is not installed."""
     try:
-        library: Library = importlib.import_module("pynvml")  # type: ignore[assignment]
+        library: Library = importlib.import_module("pynvml")
     except ImportError:
         return None
     return library
