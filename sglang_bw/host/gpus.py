@@ -122,7 +122,7 @@ class Gpus:
         """
         if not wanted.strip():
             return self
-        boards = tuple(self._find(part) for part in _parts(wanted))
+        boards = tuple(self._find(part) for part in parts(wanted))
         indices = [board.index for board in boards]
         if twice := {index for index in indices if indices.count(index) > 1}:
             raise GpuSelectionError(f"GPU {min(twice)} is named twice in {wanted!r}", hint="name each GPU once.")
@@ -144,20 +144,24 @@ class Gpus:
         )
 
 
-def _parts(wanted: str) -> list[str]:
-    parts: list[str] = []
+def parts(wanted: str) -> list[str]:
+    """Return each GPU that a text names, by number or UUID: ``0-2,5`` gives 0, 1, 2 and 5.
+
+    :raises GpuSelectionError: it names none.
+    """
+    named: list[str] = []
     for text in wanted.split(","):
         part = text.strip()
         if span := re.fullmatch(r"(\d{1,3})-(\d{1,3})", part):
             first, last = int(span[1]), int(span[2])
             if last < first:
                 raise GpuSelectionError(f"the range {part} runs backwards", hint=f"write {last}-{first}.")
-            parts += [str(index) for index in range(first, last + 1)]
+            named += [str(index) for index in range(first, last + 1)]
         elif re.fullmatch(r"\d{1,3}|(?i:GPU|MIG)-[0-9a-fA-F/-]+", part):
-            parts.append(part)
+            named.append(part)
         else:
             raise GpuSelectionError(
                 f"{part or wanted!r} names no GPU",
                 hint="numbers, ranges and UUIDs: --gpus 0-3, --gpus 0,2, --gpus GPU-8f1c.",
             )
-    return parts
+    return named

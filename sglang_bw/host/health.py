@@ -62,7 +62,7 @@ def _memory(boards: tuple[Gpu, ...]) -> Iterator[Finding]:
     for gpu in held:
         yield _GROUP.warn(
             "free memory",
-            f"GPU {gpu.index}: {(gpu.free or 0) / GIB:.1f} of {(gpu.memory or 0) / GIB:.1f} GiB free; {holders(gpu)}",
+            f"GPU {gpu.index}: {free(gpu)}",
             costs="smaller KV cache, or `Not enough memory` after the load",
             fix=stop(gpu),
         )
@@ -77,8 +77,12 @@ def is_held(gpu: Gpu) -> bool:
     return bool(gpu.memory) and (gpu.used or 0) > HELD_FRACTION * (gpu.memory or 0)
 
 
-def holders(gpu: Gpu) -> str:
-    """Return who uses a GPU, with pid, name and GiB."""
+def free(gpu: Gpu) -> str:
+    """Return how much of a GPU's memory is free, and who holds the rest, with pid, name and GiB."""
+    return f"{(gpu.free or 0) / GIB:.1f} of {(gpu.memory or 0) / GIB:.1f} GiB free, {_holders(gpu)}"
+
+
+def _holders(gpu: Gpu) -> str:
     if not gpu.processes:
         return "held by a process that this one cannot see (another container or user)"
     return "held by " + listed([_holder(process) for process in gpu.processes], 3)
