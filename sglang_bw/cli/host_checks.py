@@ -52,7 +52,7 @@ def check(command: Command, here: Gpus | None, engine: Engine, environ: Mapping[
             problem = hub.offline_problem(model)
         else:
             remote = _asked(model, environ)
-            problem = hub.problem(remote)
+            problem = hub.problem(remote, beside=sum(other.missing_bytes for other in remotes))
             remotes.append(remote)
         refusals += [problem] if problem else []
     _refuse(refusals, force=force)

@@ -160,8 +160,11 @@ def _folder(model: Wanted) -> Path:
     return model.cache / f"models--{model.name.replace('/', '--')}"
 
 
-def problem(remote: Remote) -> BwError | None:
-    """Return why a model cannot be had, or ``None``: the hub refuses, or the disk is too small."""
+def problem(remote: Remote, *, beside: int = 0) -> BwError | None:
+    """Return why a model cannot be had, or ``None``: the hub refuses, or the disk is too small.
+
+    :param beside: bytes of other models that will be fetched to the same disk before it.
+    """
     model = remote.wanted
     if remote.problem:
         return FetchError(
@@ -171,7 +174,7 @@ def problem(remote: Remote) -> BwError | None:
     there = next(path for path in (model.cache, *model.cache.absolute().parents) if path.exists())
     free = shutil.disk_usage(there).free
     needed = remote.missing_bytes + (SPARE_BYTES if remote.missing_bytes else 0)
-    if needed > free + _begun(model):
+    if needed + beside > free + _begun(model):
         return FetchError(
             f"the {model.role} {model.name}: {remote.missing_bytes / 1e9:,.1f} GB are to be fetched into {model.cache},"
             f" {free / 1e9:,.1f} GB are free there",
