@@ -25,9 +25,9 @@ _WORDS = {
 }
 _IOMMU_OFF = "kernel option `iommu=off` (AMD: also `amd_iommu=off`); or `iommu=pt` with NCCL_CUMEM_ENABLE=1"
 _FORCE_P2P = (
-    "/etc/modprobe.d/nvidia-p2p-override.conf: `options nvidia NVreg_RegistryDwords="
-    '"ForceP2P=0x11;RMForceP2PType=1;RMPcieP2PType=2;GrdmaPciTopoCheckOverride=1;EnableResizableBar=1"`, '
-    "then reload the driver"
+    "`echo 'options nvidia NVreg_RegistryDwords="
+    '"ForceP2P=0x11;RMForceP2PType=1;RMPcieP2PType=2;GrdmaPciTopoCheckOverride=1;EnableResizableBar=1"\''
+    " | sudo tee /etc/modprobe.d/nvidia-p2p-override.conf`, then reload the driver or reboot"
 )
 
 

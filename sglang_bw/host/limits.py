@@ -30,7 +30,7 @@ def _shared_memory(system: System, *, multi: bool) -> Finding:
     size = system.size("dev/shm")
     if size is None:
         return _GROUP.unseen("/dev/shm", "not there")
-    says = f"{size[0] / GIB:.1f} GiB, {size[1] / GIB:.1f} GiB free"
+    says = f"{_size(size[0])}, {_size(size[1])} free"
     fix = "docker: `--ipc=host` or `--shm-size=32g`; else `sudo mount -o remount,size=32g /dev/shm`"
     if size[1] <= _DOCKER_SHM and multi:
         return _GROUP.fail(
@@ -41,11 +41,15 @@ def _shared_memory(system: System, *, multi: bool) -> Finding:
     return _GROUP.ok("/dev/shm", says)
 
 
+def _size(count: int) -> str:
+    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / MIB:.0f} MiB"
+
+
 def _locked_memory(system: System, *, multi: bool) -> Finding:
     limit = system.memlock()
     if limit.soft is None:
         return _GROUP.ok("ulimit -l", "unlimited")
-    says = f"{limit.soft / MIB:,.0f} MiB may be locked"
+    says = f"{_size(limit.soft)} may be locked"
     if not multi:
         return _GROUP.ok("ulimit -l", f"{says} (matters to several GPUs only)")
     raised = "`ulimit -l unlimited`" if limit.hard is None else "`* - memlock unlimited` in /etc/security/limits.conf"

@@ -121,10 +121,31 @@ def one_board(index: int, **fields: Any) -> Callable[[Host], None]:
 FAULTS = [
     # what is wrong, the finding, how bad, what it says, what its fix says
     ("old driver", change(driver="575.57.08"), "driver", "fail", "needs 580", "driver 580 or newer"),
-    ("driver and library differ", change(fails_to_start="Driver/library version mismatch"), "driver", "fail", "8 NVIDIA GPUs on the bus", "reboot"),
+    (
+        "driver and library differ",
+        change(fails_to_start="Driver/library version mismatch"),
+        "driver",
+        "fail",
+        "8 NVIDIA GPUs on the bus",
+        "reboot",
+    ),
     ("no driver", change(fails_to_start="Driver Not Loaded"), "driver", "fail", "not loaded", "modprobe nvidia"),
-    ("GPUs kept from a container", change(fails_to_start="Driver Not Loaded", container=True), "driver", "not seen", "none handed to this container", "--gpus all"),
-    ("memory held", one_board(3, used=90 * GIB, processes=[process(2**22 + 1, 90 * GIB)]), "free memory", "warn", "GPU 3: 5.6 of 95.6 GiB free", f"kill {2**22 + 1}"),
+    (
+        "GPUs kept from a container",
+        change(fails_to_start="Driver Not Loaded", container=True),
+        "driver",
+        "not seen",
+        "none handed to this container",
+        "--gpus all",
+    ),
+    (
+        "memory held",
+        one_board(3, used=90 * GIB, processes=[process(2**22 + 1, 90 * GIB)]),
+        "free memory",
+        "warn",
+        "GPU 3: 5.6 of 95.6 GiB free",
+        f"kill {2**22 + 1}",
+    ),
     ("memory held by nobody visible", one_board(3, used=90 * GIB), "free memory", "warn", "cannot see", "fuser"),
     ("power limit", all_boards(limit=300_000), "power limit", "warn", "300 W, board default 600 W", "-pl 600"),
     ("ECC errors", one_board(2, ecc=3), "memory errors", "fail", "GPU 2: 3 uncorrectable", "nvidia-smi -r -i 2"),
@@ -138,15 +159,36 @@ FAULTS = [
     ("thermal", all_boards(reasons=0x40), "clocks", "warn", "thermal (hardware)", "air"),
     ("power brake", all_boards(reasons=0x88), "clocks", "warn", "power brake", "cables"),
     ("persistence", all_boards(persistent=0), "persistence", "warn", "GPU 0-7: off", "nvidia-smi -pm 1"),
-    ("different boards", one_board(7, name="NVIDIA GeForce RTX 5090", memory=32 * GIB), "boards", "warn", "different", "--gpus"),
+    (
+        "different boards",
+        one_board(7, name="NVIDIA GeForce RTX 5090", memory=32 * GIB),
+        "boards",
+        "warn",
+        "different",
+        "--gpus",
+    ),
     ("no peer-to-peer", change(p2p=3), "peer-to-peer", "warn", "28 of 28 pairs cannot (28x topology)", "ForceP2P=0x11"),
     ("small window", all_boards(bar1=256 * MIB), "BAR1", "fail", "256 MiB", "Resizable BAR"),
     ("IOMMU translates", change(iommu="DMA-FQ", cmdline="x amd_iommu=on"), "IOMMU", "warn", "DMA-FQ", "iommu=off"),
     ("IOMMU mode closed", change(iommu=""), "IOMMU", "not seen", "closed", "root"),
-    ("IOMMU passes through", change(iommu="identity", cmdline="iommu=pt"), "IOMMU", "ok", "passes through", "NCCL_CUMEM_ENABLE=1"),
-    ("ACS redirects", change(acs=REDIRECTS), "ACS", "warn", "CmpltRedir, ReqRedir on 8 of 8", "setpci -s $b ECAP_ACS+6.w=0000"),
+    (
+        "IOMMU passes through",
+        change(iommu="identity", cmdline="iommu=pt"),
+        "IOMMU",
+        "ok",
+        "passes through",
+        "NCCL_CUMEM_ENABLE=1",
+    ),
+    (
+        "ACS redirects",
+        change(acs=REDIRECTS),
+        "ACS",
+        "warn",
+        "CmpltRedir, ReqRedir on 8 of 8",
+        "setpci -s $b ECAP_ACS+6.w=0000",
+    ),
     ("ACS closed to the user", change(config_bytes=64), "ACS", "not seen", "8 bridges", "sudo"),
-    ("docker's shared memory", change(shm=64 * MIB), "/dev/shm", "fail", "0.1 GiB", "--shm-size=32g"),
+    ("docker's shared memory", change(shm=64 * MIB), "/dev/shm", "fail", "64 MiB", "--shm-size=32g"),
     ("little shared memory", change(shm=GIB), "/dev/shm", "warn", "1.0 GiB", "--shm-size=32g"),
     ("locked memory", change(memlock=64 << 10), "ulimit -l", "warn", "0 MiB", "memlock"),
     ("little host memory", change(mem_total=64 * GIB), "host memory", "warn", "64 GiB", "128 GiB"),
@@ -154,17 +196,38 @@ FAULTS = [
     ("reserved huge pages", change(hugepages=65536), "hugepages", "warn", "128 GiB", "vm.nr_hugepages=0"),
     ("governor", change(governor="schedutil"), "CPU governor", "warn", "schedutil", "scaling_governor"),
     ("NUMA balancing", change(balancing=1), "NUMA balancing", "warn", "2 nodes", "kernel.numa_balancing=0"),
-    ("power saving", change(aspm="default performance [powersave]"), "PCIe power saving", "warn", "powersave", "pcie_aspm"),
+    (
+        "power saving",
+        change(aspm="default performance [powersave]"),
+        "PCIe power saving",
+        "warn",
+        "powersave",
+        "pcie_aspm",
+    ),
     ("uneven sockets", one_board(3, node=1), "NUMA balance", "warn", "3 GPUs on NUMA node 0", "--gpus"),
     ("virtual machine", change(virtual=True), "real topology", "not seen", "virtual machine", ""),
     ("graph file", change(environ={"NCCL_GRAPH_FILE": ""}), "NCCL_GRAPH_FILE=", "warn", "XML", "unset NCCL_GRAPH_FILE"),
     ("p2p level", change(environ={"NCCL_P2P_LEVEL": "4"}), "NCCL_P2P_LEVEL=4", "warn", "how far", "NCCL_P2P_LEVEL=SYS"),
     ("tree", change(environ={"NCCL_ALGO": "Tree"}), "NCCL_ALGO=Tree", "warn", "Ring", "unset NCCL_ALGO"),
-    ("invented accept length", change(environ={"SGLANG_SIMULATE_ACC_LEN": "3"}), "SGLANG_SIMULATE_ACC_LEN=3", "warn", "accept length", "unset"),
-    ("expandable segments", change(environ={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}), "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", "warn", "allocator", "unset"),
+    (
+        "invented accept length",
+        change(environ={"SGLANG_SIMULATE_ACC_LEN": "3"}),
+        "SGLANG_SIMULATE_ACC_LEN=3",
+        "warn",
+        "accept length",
+        "unset",
+    ),
+    (
+        "expandable segments",
+        change(environ={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}),
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+        "warn",
+        "allocator",
+        "unset",
+    ),
     ("no compiler", change(environ={"CXX": "no-such-compiler"}), "C++ compiler", "fail", "no-such-compiler", "g++"),
     ("no nvcc", change(environ={"CUDA_HOME": "/no/such/cuda"}), "nvcc", "fail", "not found", "CUDA_HOME"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(
@@ -444,7 +507,7 @@ def test_failures_come_first_each_with_its_fix(on_fake_host: Callable[[Host], Cl
     done = on_fake_host(host).invoke(cli, ["doctor"])
     lines = done.output.splitlines()
     assert lines[0].startswith("1 fail, 1 warn, ")
-    assert lines[2].startswith("FAIL   Host, /dev/shm: 0.1 GiB")
+    assert lines[2].startswith("FAIL   Host, /dev/shm: 64 MiB")
     assert lines[3].startswith("       costs  NCCL cannot")
     assert any(line.startswith("       fix    docker:") for line in lines[4:7])
     assert next(index for index, line in enumerate(lines) if line.startswith("WARN")) > 4
