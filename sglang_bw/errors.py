@@ -204,3 +204,39 @@ class SpeculationInputError(BwError):
     """Measurements given to judge speculation are malformed or impossible."""
 
     exit_code = 58
+
+
+class DoctorError(BwError):
+    """A finding of the host's examination keeps a server from working."""
+
+    exit_code = 60
+
+
+class DoctorWarningError(BwError):
+    """A finding of the host's examination is a warning, and warnings were to count."""
+
+    exit_code = 61
+
+
+class GpuSelectionError(BwError):
+    """A GPU that was asked for is not here, or there are fewer than the launch needs."""
+
+    exit_code = 62
+
+
+class GpuBusyError(BwError):
+    """Another process holds the memory that the launch needs."""
+
+    exit_code = 63
+
+
+class FetchError(BwError):
+    """Weights cannot be fetched: the hub cannot be reached or refuses, or the disk is too small."""
+
+    exit_code = 64
+
+
+class ToolchainError(BwError):
+    """The driver is too old, or what the first start compiles with is missing."""
+
+    exit_code = 65

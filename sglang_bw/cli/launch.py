@@ -10,6 +10,7 @@ from typing import Any
 import click
 import httpx
 
+from sglang_bw.cli import host_checks, planning
 from sglang_bw.cli.console import err, out, print_json
 from sglang_bw.cli.startup_line import StartupLine, spent
 from sglang_bw.errors import EngineOutputError, RecipeError, UnknownRecipeError
@@ -17,14 +18,14 @@ from sglang_bw.launch import command as commands
 from sglang_bw.launch import device as devices
 from sglang_bw.launch import engine as engines
 from sglang_bw.launch import port as ports
-from sglang_bw.launch import selection, server, warmup, weights
+from sglang_bw.launch import preflight, selection, server, warmup, weights
 from sglang_bw.launch.command import Command
 from sglang_bw.launch.engine import Engine
 from sglang_bw.launch.process import SignalRelay, shell_code
 from sglang_bw.launch.server import Server
 from sglang_bw.recipes import flags, lookup
 from sglang_bw.recipes.flags import Flags
-from sglang_bw.recipes.schema import DEVICES, Device, Hardware, Recipe
+from sglang_bw.recipes.schema import DEVICES, Device, Recipe
 
 
 class _ServeCommand(click.Command):
@@ -58,6 +59,10 @@ def _not_empty(_ctx: click.Context, _param: click.Parameter, value: str | None) 
 @click.option("--device", type=click.Choice(["auto", *DEVICES]), default="auto", show_default=True)
 @click.option("--host", default=commands.DEFAULT_HOST, show_default=True)
 @click.option("--port", type=click.IntRange(1, 65535), default=commands.DEFAULT_PORT, show_default=True)
+@click.option(
+    "--gpus", metavar="0-3", callback=_not_empty, help="Use these only: numbers as in nvidia-smi, ranges, UUIDs."
+)
+@click.option("--force", "--yes", "force", is_flag=True, help="Go on where a check of this host refuses.")
 @click.option("--dry-run", is_flag=True, help="Print the `sglang serve` line and its environment, start nothing.")
 @click.option("--allow-stock", is_flag=True, help="Start an engine that is stock or edited.")
 @click.option("--log", type=click.Path(dir_okay=False, path_type=Path), help="Where the engine's log goes.")
@@ -80,6 +85,8 @@ def serve(
     device: str,
     host: str,
     port: int,
+    gpus: str | None,
+    force: bool,
     dry_run: bool,
     allow_stock: bool,
     log: Path | None,
@@ -105,11 +112,14 @@ def serve(
     engine = engines.find(python, engine_tree)
     chosen = _device(device, extra, engine)
     environ = engine.environment()
-    machine = Hardware(device=chosen)
+    here = host_checks.gpus(chosen, gpus, look=not dry_run)
+    machine = planning.machine(recipe, chosen, here, gpus)
     version = engine.installation.version
     command = commands.build(
         recipe, machine, environ, host=host, port=port, speculate=not no_spec, extra=extra, version=version
     )
+    if gpus:
+        command = replace(command, env={**command.env, **preflight.visible(gpus, here)})
     if dry_run:
         _print_dry_run(command, engine, as_json=as_json)
         return 0
@@ -118,6 +128,7 @@ def serve(
     ports.check_free(command.host, command.port)
 
     console = _Console(as_json=as_json)
+    host_checks.check(command, here, engine, environ, force=force)
     log_path = (log or server.default_log(recipe.id, command.port)).absolute()
     console.begin(recipe, command, engine, log_path, note)
     full_environ = devices.environment(chosen, {**environ, **command.env})

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sglang_bw.errors import NotInstalledError, PlanInputError, UnknownBoardError
+from sglang_bw.errors import GpuSelectionError, NotInstalledError, PlanInputError, UnknownBoardError
 from sglang_bw.fork.series import Series, newest_base, patches_root
 from sglang_bw.fork.verify import State
-from sglang_bw.host import boards
+from sglang_bw.host import boards, nvml
 from sglang_bw.host.boards import Board
+from sglang_bw.host.gpus import Gpus
 from sglang_bw.launch import command as commands
-from sglang_bw.launch import device as devices
 from sglang_bw.launch import engine as engines
 from sglang_bw.launch import selection
 from sglang_bw.launch.engine import Engine
@@ -20,7 +20,7 @@ from sglang_bw.plan.question import PlannedEngine, Question
 from sglang_bw.plan.resolve import EngineFiles
 from sglang_bw.recipes import releases
 from sglang_bw.recipes.flags import Flags
-from sglang_bw.recipes.hardware import Hardware
+from sglang_bw.recipes.hardware import Device, Hardware
 from sglang_bw.recipes.schema import Recipe
 
 
@@ -96,36 +96,60 @@ def planned(engine: Engine) -> PlannedEngine:
 
 
 def _machine(recipe: Recipe, wish: Wish) -> tuple[Hardware, Board, tuple[str, ...]]:
-    notes: tuple[str, ...] = ()
     if wish.gpus is not None:
         count, board = boards.parse_gpus(wish.gpus)
-    elif recipe.hardware.board:
+        return _hardware(board, count, wish.fabric), board, ()
+    if recipe.hardware.board:
         board = boards.find(recipe.hardware.board[0])
         count = recipe.hardware.gpus[0] if recipe.hardware.gpus else 1
-        notes = (f"for {count}x {board.name}, the recipe's machine; --gpus plans for another",)
-    elif there := here():
-        count, board = there
-        notes = (f"for {count}x {board.name}, the GPUs of this machine",)
-    else:
-        raise PlanInputError(
-            f"it is not known for which GPUs to plan {recipe.id}: there is none here, and no recipe names any",
-            hint="Name them: --gpus 8x'RTX PRO 6000'.",
-        )
-    fabric = wish.fabric or (board.fabric if count > 1 else "")
-    return Hardware("cuda", board.arch, board.name, fabric, count), board, notes
+        note = f"for {count}x {board.name}, the recipe's machine; --gpus plans for another"
+        return _hardware(board, count, wish.fabric), board, (note,)
+    if found := seen(nvml.read(nvml.load())):
+        machine, board = found
+        return machine, board, (f"for {machine.count}x {board.name}, the GPUs of this machine",)
+    raise PlanInputError(
+        f"it is not known for which GPUs to plan {recipe.id}: there is none here, and no recipe names any",
+        hint="Name them: --gpus 8x'RTX PRO 6000'.",
+    )
 
 
-def here() -> tuple[int, Board] | None:
-    """Return the GPUs that CUDA shows to this process; ``None`` without any."""
-    found = devices.gpus()
-    if not found:
+def machine(recipe: Recipe, device: Device, here: Gpus | None, wanted: str | None = None) -> Hardware:
+    """Return the machine that a launch is for: the GPUs of this one, or, where none are seen, the recipe's.
+
+    :param here: the GPUs of this machine; ``None`` when nobody looked.
+    :param wanted: which of them, as in ``0-3``.
+    """
+    if device == "cpu":
+        return Hardware(device="cpu")
+    if found := seen(here, wanted):
+        return found[0]
+    boards_of_recipe = recipe.hardware.board
+    if not boards_of_recipe:
+        return Hardware(device="cuda")
+    count = recipe.hardware.gpus[0] if recipe.hardware.gpus else 1
+    return _hardware(boards.find(boards_of_recipe[0]), count)
+
+
+def seen(here: Gpus | None, wanted: str | None = None) -> tuple[Hardware, Board] | None:
+    """Return the GPUs of this machine as a plan takes them; ``None`` when there are none, or only parts of some."""
+    if here is None or not here.boards:
         return None
-    first = found[0]
+    try:
+        chosen = here.only(wanted).boards if wanted else here.boards
+    except GpuSelectionError:
+        return None
+    first = chosen[0]
     try:
         board = boards.find(first.name)
     except UnknownBoardError:
-        board = Board(first.name, first.arch, first.memory_mib, source="the CUDA driver")
-    return len(found), board
+        memory = (first.memory or 0) >> 20
+        board = Board(first.name, first.arch, memory, source="the driver")
+    fabric = "nvlink" if all(gpu.nvlinks for gpu in chosen) else "pcie"
+    return _hardware(board, len(chosen), fabric), board
+
+
+def _hardware(board: Board, count: int, fabric: str | None = None) -> Hardware:
+    return Hardware("cuda", board.arch, board.name, (fabric or board.fabric) if count > 1 else "", count)
 
 
 def _engine(wish: Wish) -> PlannedEngine:

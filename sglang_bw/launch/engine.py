@@ -22,12 +22,14 @@ class Engine:
     :ivar python: the interpreter that runs it.
     :ivar tree: an unpacked engine to use in place of the installed one.
     :ivar has_gpu_kernels: whether the environment has the package with the engine's CUDA kernels.
+    :ivar probed: the environment that the interpreter belongs to.
     """
 
     python: Path
     tree: Path | None
     installation: Installation
     has_gpu_kernels: bool
+    probed: Environment
 
     def check(self, recipe: Recipe, *, allow_stock: bool = False) -> str:
         """Make sure that this is the patched engine, intact, and one that the recipe was written for.
@@ -53,8 +55,15 @@ class Engine:
         return str(problem.message) if problem else ""
 
     def environment(self) -> dict[str, str]:
-        """Return the environment for the engine, before anything that a launch adds."""
+        """Return the environment for the engine, before anything that a launch adds.
+
+        The environment's own programs come first: kernels are compiled with the `ninja` that is installed there.
+        """
         environ = dict(os.environ)
+        own = str(self.probed.executable.parent)
+        search = environ.get("PATH", os.defpath)
+        if own not in search.split(os.pathsep):
+            environ["PATH"] = os.pathsep.join([own, search])
         if self.tree:
             rest = environ.get("PYTHONPATH")
             environ["PYTHONPATH"] = os.pathsep.join([str(self.tree), *([rest] if rest else [])])
@@ -76,4 +85,5 @@ def find(python: Path | None = None, tree: Path | None = None) -> Engine:
         tree=tree.resolve() if tree else None,
         installation=installation,
         has_gpu_kernels=any(name in environment.installed for name in _KERNEL_PACKAGES),
+        probed=environment,
     )
