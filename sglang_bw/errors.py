@@ -170,6 +170,10 @@ class PlanInputError(BwError):
     exit_code = 52
 
 
+class UnknownModelError(PlanInputError):
+    """No configuration of a model is at hand: neither on this disk nor in a recipe."""
+
+
 class ResolverError(BwError):
     """The engine's argument resolution did not give an answer."""
 

@@ -123,7 +123,7 @@ def serve(
     if dry_run:
         _print_dry_run(command, engine, as_json=as_json)
         return 0
-    note = engine.check(recipe, allow_stock=allow_stock)
+    note = engine.check(recipe, allow_stock=allow_stock, force=force)
     weights.check_command(command)
     ports.check_free(command.host, command.port)
 

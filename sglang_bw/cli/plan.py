@@ -93,7 +93,7 @@ def plan(
         )
     )
     with _progress() as tell:
-        made = plans.make(question, ask_engine=not no_resolve, force=force, tell=tell)
+        made = plans.make(question, ask="no" if no_resolve else "run", force=force, tell=tell)
     if as_json:
         print_json(made.as_json())
     else:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sglang_bw.errors import CheckpointError, PlanInputError
+from sglang_bw.errors import CheckpointError, PlanInputError, UnknownModelError
 from sglang_bw.plan import checkpoint
 from sglang_bw.plan.checkpoint import Checkpoint
 from sglang_bw.plan.question import Question
@@ -32,7 +32,8 @@ class Models:
 def read(question: Question, progress: Callable[[int, int], None] | None = None) -> Models:
     """Read configuration and headers of the models of a launch.
 
-    :raises PlanInputError: nothing at hand describes a model.
+    :raises UnknownModelError: nothing at hand describes a model.
+    :raises PlanInputError: a path that does not exist.
     :raises CheckpointError: what is there is damaged, or lacks fields.
     """
     recipe = question.recipe
@@ -82,7 +83,7 @@ def _from_hub(
     except CheckpointError as error:
         if fetch:
             raise
-        raise PlanInputError(
+        raise UnknownModelError(
             f"no configuration of the {role} {name} is at hand: it is neither on this disk nor in a recipe",
             hint="--fetch-headers reads its configuration and headers from the hub, a few MB; "
             "or give a directory with its config.json in place of the id.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from sglang_bw.errors import BwError, OtherEngineError, PlanDoesNotFitError, PlanInputError, PlanRefusedError
 from sglang_bw.plan import memory, models, releases, settings
@@ -25,6 +25,7 @@ from sglang_bw.recipes import releases as flag_releases
 from sglang_bw.recipes.releases import Translation
 
 Tell = Callable[[str], None]
+Ask = Literal["run", "cached", "no"]
 _PLAIN_NOTE = "restated, not run"
 
 
@@ -144,10 +145,10 @@ class Plan:
         }
 
 
-def make(question: Question, *, ask_engine: bool, force: bool = False, tell: Tell = lambda _line: None) -> Plan:
+def make(question: Question, *, ask: Ask, force: bool = False, tell: Tell = lambda _line: None) -> Plan:
     """Plan a launch.
 
-    :param ask_engine: whether the engine's own resolution may run, seconds where the answer is not cached.
+    :param ask: whether the engine's own resolution may run, which takes seconds; or only be read if it ran before.
     :param force: go on with a recipe that is for another engine.
     :raises OtherEngineError: the recipe is for another engine.
     :raises PlanInputError: the launch contradicts the machine, or a model is unknown.
@@ -159,7 +160,7 @@ def make(question: Question, *, ask_engine: bool, force: bool = False, tell: Tel
         notes.append(_other_engine(question, force=force))
     known = models.read(question)
     notes += known.notes
-    resolution = _resolve(question, known, ask_engine=ask_engine, notes=notes, tell=tell)
+    resolution = _resolve(question, known, ask=ask, notes=notes, tell=tell)
     translations = flag_releases.translate_all(question.flags, None, question.engine.version)
     if not flag_releases.known(question.engine.version):
         notes.append(
@@ -192,27 +193,35 @@ def _other_engine(question: Question, *, force: bool) -> str:
     return told
 
 
-def _resolve(question: Question, known: Models, *, ask_engine: bool, notes: list[str], tell: Tell) -> Resolution:
+def _resolve(question: Question, known: Models, *, ask: Ask, notes: list[str], tell: Tell) -> Resolution:
     engine = question.engine
     plain = Resolution(asked(question.flags), asked(question.flags), source="restated", engine=engine.version)
     if engine.files is None:
         notes.append(f"{_PLAIN_NOTE}: sglang {engine.version} is not installed here, so its formulas are restated")
         return plain
-    if not ask_engine:
-        notes.append(f"{_PLAIN_NOTE}: the engine was not asked, its formulas are restated")
-        return plain
     missing = [name for name in _model_names(question) if name not in known.folders]
-    if missing:
+    if missing and ask != "no":
         notes.append(f"{_PLAIN_NOTE}: the engine needs the config.json of {', '.join(missing)} on this disk")
         return plain
-    argv = flags.tokens(question.flags)
-    try:
-        return resolver.resolve(
-            argv, question.board, question.machine.count, known.folders, engine.files, env=question.env, tell=tell
-        )
-    except EngineTooOldError:
-        notes.append(f"{_PLAIN_NOTE}: sglang {engine.version} is too old to be resolved as another machine (0.5.19)")
-        return plain
+    found = None
+    if ask != "no":
+        try:
+            found = resolver.resolve(
+                flags.tokens(question.flags),
+                question.board,
+                question.machine.count,
+                known.folders,
+                engine.files,
+                env=question.env,
+                only_cached=ask == "cached",
+                tell=tell,
+            )
+        except EngineTooOldError:
+            notes.append(f"{_PLAIN_NOTE}: sglang {engine.version} is older than 0.5.19, the first to be resolved so")
+            return plain
+    if found is None:
+        notes.append(f"{_PLAIN_NOTE}: the engine was not asked, its formulas are restated")
+    return found or plain
 
 
 def _model_names(question: Question) -> list[str]:
