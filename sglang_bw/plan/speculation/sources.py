@@ -11,11 +11,7 @@ from sglang_bw.plan.speculation.allreduce import AllReduce, AllReduceCost
 from sglang_bw.plan.speculation.cost import CurveCost, RoundCost
 from sglang_bw.plan.speculation.curve import Roofline, StepCurve
 from sglang_bw.plan.speculation.nearest import Host
-from sglang_bw.plan.speculation.tables import parameters, table
 
-# Published lengths were taken on benchmarks, 3 draft steps.
-_CARD_STEPS = 3
-_CARD_SIGMA = 0.12
 _EVIDENCE_SIGMA = 0.08
 
 
@@ -25,8 +21,11 @@ def accept_curve(
     """Return the accept lengths to plan with.
 
     ``measured`` (draft steps -> accept length on served traffic, e.g. the recipe's evidence) is believed first, then
-    the draft's model card, then the golden curve of its kind. Cards and golden curves come from benchmarks; both are
-    turned into mixed traffic. For a log of one's own see :func:`~sglang_bw.plan.speculation.served.accept_curve`.
+    the golden curve of the model and kind of draft, turned from a benchmark into mixed traffic. A model card's numbers
+    come from benchmarks and are no ``measured``: served traffic of the drafts they describe accepts less. For a log of
+    one's own see :func:`~sglang_bw.plan.speculation.served.accept_curve`.
+
+    :param draft: model id of a separate draft; empty for one inside the target (MTP).
 
     :raises SpeculationInputError: when a measured length is impossible.
     """
@@ -35,11 +34,6 @@ def accept_curve(
     if measured:
         steps = max(measured)
         return shape.through(steps, measured[steps], sigma=_EVIDENCE_SIGMA, source=source)
-    card = [float(row["accept_length"]) for row in table("draft_cards") if row["draft"].lower() == draft.lower()]
-    if card:
-        source = f"model card of {draft}, mean of its tasks, on mixed traffic"
-        curve = shape.through(_CARD_STEPS, sum(card) / len(card), sigma=_CARD_SIGMA, source=source)
-        return curve.harder(parameters().traffic[kind])
     return expected(kind, model)
 
 
