@@ -53,6 +53,7 @@ class Example:
     speedup: float
 
     def predicted(self, fitted: Parameters) -> float:
+        """Return the speedup that these parameters predict."""
         cell = self.cell
         tau = _length(cell.kind, cell.host.model, cell.steps, fitted.traffic[cell.kind])
         return tau / self.parts.ratio(fitted.draft_step, attention_share(cell.host.engine, fitted))

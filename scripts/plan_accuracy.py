@@ -5,16 +5,13 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from statistics import median
 
-from scripts.fit_speculation import Example, examples, fit, left_out_errors
-from sglang_bw.plan.replay import bundle, replay
+from scripts.fit_speculation import Example, examples, fit
 from sglang_bw.plan.replay.forms import read
 from sglang_bw.plan.replay.result import found
 from sglang_bw.plan.speculation.nearest import Curves, Host

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _GIB = 1 << 30
 _STYLES = {
     "fits": "green", "tight": "yellow", "does not fit": "red", "refused": "red",
+    "pays": "green", "loses": "red", "undecided": "yellow",
     "error": "red", "warning": "yellow", "note": "dim",
 }  # fmt: skip
 _MOST_OF_A_VALUE = 48
@@ -30,6 +31,7 @@ def show(plan: Plan) -> None:
     _memory(plan.ledger)
     _demands(plan)
     _alternatives(plan.alternatives)
+    _pays(plan)
     _changes(plan)
     for note in plan.notes:
         out.print(Text(f"note: {note}", style="dim"), soft_wrap=True)
@@ -117,6 +119,36 @@ def _alternatives(alternatives: Iterable[Alternative]) -> None:
         table.add_row(name, fraction, f"{made.kv_tokens:,}", str(made.requests), verdict)
     if table.row_count:
         out.print(table)
+
+
+def _pays(plan: Plan) -> None:
+    if (pays := plan.pays) is None:
+        return
+    table = _table(
+        f"does speculation pay ({pays.steps} draft steps)",
+        ("context", "right"), ("requests", "right"), ("accept length", "right"), ("break-even", "right"),
+        ("speedup", "right"), ("best steps", "right"), "verdict",
+    )  # fmt: skip
+    for cell in pays.cells:
+        full = cell.context * cell.concurrency > plan.ledger.kv_tokens
+        speed = f"{cell.speedup.low:.2f}..{cell.speedup.high:.2f}" if cell.speedup else ""
+        verdict = Text(str(cell.verdict), style=_STYLES[str(cell.verdict)])
+        reason = cell.reason or ("more than the KV pool holds at once" if full else "")
+        if reason:
+            verdict = Text.assemble(verdict, (f"  {reason}", "dim"))
+        table.add_row(
+            f"{cell.context:,}",
+            str(cell.concurrency),
+            f"{cell.accept_length.mid:.2f}",
+            f"{cell.break_even.mid:.2f}" if cell.break_even else "",
+            speed,
+            "" if cell.best_steps is None else str(cell.best_steps),
+            verdict,
+            style="dim" if full else "",
+        )
+    out.print(table)
+    bases = "; ".join(dict.fromkeys(cell.basis for cell in pays.cells))
+    out.print(Text(f"accept length: {pays.accept_source}; cost: {bases}", style="dim"))
 
 
 def _changes(plan: Plan) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from sglang_bw.errors import BwError, OtherEngineError, PlanDoesNotFitError, PlanInputError, PlanRefusedError
@@ -13,6 +13,7 @@ from sglang_bw.plan import resolve as resolver
 from sglang_bw.plan.fraction import restate
 from sglang_bw.plan.memory import Alternative, MemoryLedger
 from sglang_bw.plan.models import Models
+from sglang_bw.plan.pays import Measured, Pays, judge
 from sglang_bw.plan.question import Question, asked
 from sglang_bw.plan.resolve import EngineTooOldError, Resolution
 from sglang_bw.plan.rules import check as rules
@@ -48,6 +49,7 @@ class Plan:
 
     :ivar translations: flags that this engine release does not take as they are written.
     :ivar resolution: ``restated`` when the engine could not be asked, or was not.
+    :ivar pays: where speculation pays; ``None`` without any.
     :ivar misfits: in what the machine differs from the recipe's.
     :ivar notes: how well all this is known.
     :ivar seconds: how long it took.
@@ -60,10 +62,10 @@ class Plan:
     findings: tuple[Finding, ...]
     ledger: MemoryLedger
     alternatives: tuple[Alternative, ...] = ()
+    pays: Pays | None = None
     misfits: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
-    extra: dict[str, Any] = field(default_factory=dict)
 
     @property
     def demands(self) -> tuple[Demand, ...]:
@@ -138,21 +140,30 @@ class Plan:
                 }
                 for other in self.alternatives
             ],
+            "speculation": self.pays.as_json() if self.pays else None,
             "misfits": list(self.misfits),
             "notes": list(self.notes),
             "seconds": round(self.seconds, 2),
-            **self.extra,
         }
 
 
-def make(question: Question, *, ask: Ask, force: bool = False, tell: Tell = lambda _line: None) -> Plan:
+def make(
+    question: Question,
+    *,
+    ask: Ask,
+    force: bool = False,
+    measured: Measured | None = None,
+    tell: Tell = lambda _line: None,
+) -> Plan:
     """Plan a launch.
 
     :param ask: whether the engine's own resolution may run, which takes seconds; or only be read if it ran before.
     :param force: go on with a recipe that is for another engine.
+    :param measured: what the user measured on the host.
     :raises OtherEngineError: the recipe is for another engine.
     :raises PlanInputError: the launch contradicts the machine, or a model is unknown.
     :raises CheckpointError: a configuration lacks fields, or sizes contradict each other.
+    :raises SpeculationInputError: a file of measurements is none.
     """
     begun = time.monotonic()
     notes = list(question.notes)
@@ -179,6 +190,7 @@ def make(question: Question, *, ask: Ask, force: bool = False, tell: Tell = lamb
         findings=rules.check(_facts(question, known, resolution)),
         ledger=ledger,
         alternatives=others,
+        pays=judge(question, known, ledger, division, measured or Measured()),
         misfits=tuple(question.recipe.hardware.misfits(question.machine)),
         notes=tuple(notes),
         seconds=time.monotonic() - begun,

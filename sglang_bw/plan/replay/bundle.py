@@ -1,9 +1,9 @@
 """Rows in the form of specbundle.csv: end to end throughput of a target, draft and configuration on a data set.
 
-Inputs are target, draft, dataset, batch, steps, topk, draft_tokens and base_tps. accept_len was measured in the run with
-speculation, so it is an answer unless the caller says otherwise. What is known of other rows comes from the table that
-ships with the tool, never from the file, and never from the row's own data set (for R) or own run (for tau): a row that
-is in the shipped table is predicted as if it were not.
+Inputs are target, draft, dataset, batch, steps, topk, draft_tokens and base_tps. accept_len was measured in the run
+with speculation, so it is an answer unless the caller says otherwise. What is known of other rows comes from the table
+that ships with the tool, never from the file, and never from the row's own data set (for R) or own run (for tau): a row
+that is in the shipped table is predicted as if it were not.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from statistics import median
 
@@ -37,7 +37,7 @@ class Run:
     """The inputs of a row.
 
     :ivar config: draft steps, topk, draft tokens of the verify pass.
-    :ivar base: tokens per second without speculation, ``None`` when the row does not say.
+    :ivar base: tokens per second without speculation, ``None`` when the row does not say; no part of what names a run.
     """
 
     target: str
@@ -45,7 +45,7 @@ class Run:
     dataset: str
     batch: int
     config: Config
-    base: float | None
+    base: float | None = field(compare=False)
 
     @classmethod
     def of(cls, row: Row) -> Run:

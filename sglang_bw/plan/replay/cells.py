@@ -23,7 +23,9 @@ from sglang_bw.plan.speculation.verdict import Interval
 
 Row = Mapping[str, str]
 _STEPS = 3
-_NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*(k?)", re.IGNORECASE)
+_MOST_STEPS = 64
+# The first number, or that of a range, with its unit: 16k, 8k/1k, 118-230k.
+_CONTEXT = re.compile(r"(\d+(?:\.\d+)?)(?:\s*-\s*\d+(?:\.\d+)?)?\s*([km]?)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -49,13 +51,10 @@ class Cell:
         """
         host = Host(row["model"], row["engine"], row.get("parallel", ""), row.get("source", ""))
         concurrency, speed = positive(row["conc"]), positive(row["tps_nospec"])
-        if concurrency is None or speed is None:
-            raise ValueError("conc and tps_nospec must be positive numbers")
-        steps = positive(row.get("k")) if row.get("k") else _STEPS
-        if steps is None or steps > 64:
-            raise ValueError("k must be a number of draft steps")
+        if concurrency is None or concurrency < 1 or speed is None:
+            raise ValueError("conc must be at least 1 and tps_nospec a positive number")
         kind = draft_kind(host.model, host.engine, row.get("note", ""))
-        return cls(host, tokens(row["ctx"]), round(concurrency), concurrency / speed, round(steps), kind)
+        return cls(host, tokens(row["ctx"]), round(concurrency), concurrency / speed, _steps(row.get("k", "")), kind)
 
     def accept(self, fitted: Parameters) -> AcceptCurve:
         """Return the accept lengths to expect of its draft."""
@@ -120,29 +119,40 @@ def positive(text: str | None) -> float | None:
 
 
 def tokens(text: str) -> int:
-    """Return a context in tokens: ``16k``, ``0``, or the first number of a longer label.
+    """Return a context in tokens: ``16k``, ``0``, the first number of a longer label; 0 for a label without one.
 
-    :raises ValueError: when there is no number.
+    :raises ValueError: when it is negative.
     """
-    if text.lstrip().startswith("-") or (found := _NUMBER.search(text)) is None:
+    if text.lstrip().startswith("-"):
         raise ValueError("ctx must be a number of tokens, e.g. 16k")
-    return round(float(found[1]) * (1000 if found[2] else 1))
+    if (found := _CONTEXT.search(text)) is None:
+        return 0
+    return round(float(found[1]) * {"": 1, "k": 1_000, "m": 1_000_000}[found[2].lower()])
+
+
+def _steps(text: str) -> int:
+    """Return the draft steps of ``3`` or ``3/1/4``; three, the usual number, when nothing is said.
+
+    :raises ValueError: when there is no sensible number.
+    """
+    if not text.strip():
+        return _STEPS
+    found = re.match(r"\D*(\d+)", text)
+    if found is None or not 1 <= int(found[1]) <= _MOST_STEPS or text.lstrip().startswith("-"):
+        raise ValueError("k must be a number of draft steps")
+    return int(found[1])
 
 
 def _predict(row: Row, cell: Cell, cost: Parts, accept_length_given: bool) -> Prediction:
     fitted = parameters()
     ratio = cost.ratio(fitted.draft_step, attention_share(cell.host.engine, fitted))
-    curve, measured = cell.accept(fitted), accept_length(row)
-    tau, sigma = curve.length(cell.steps), fitted.sigma[cost.basis]
-    if accept_length_given and measured is not None:
-        tau = measured
-    answer = observed(row)
+    given = accept_length(row) if accept_length_given else None
+    tau = given if given is not None else cell.accept(fitted).length(cell.steps)
     return Prediction(
         predicted=tau / ratio,
-        observed=answer,
-        interval=Interval.around(tau / ratio, sigma),
+        observed=observed(row),
+        interval=Interval.around(tau / ratio, fitted.sigma[cost.basis]),
         accept_length=tau,
         break_even=ratio,
-        at_observed=measured / ratio if measured is not None else None,
         basis=cost.basis,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from sglang_bw.plan.speculation.curve import StepCurve
+from sglang_bw.plan.speculation.curve import NEAREST, StepCurve
 from sglang_bw.plan.speculation.tables import Parameters, parameters
 
 
@@ -21,14 +21,15 @@ class Ratio:
     :ivar sigma: standard deviation of its logarithm.
     :ivar basis: where it comes from.
     :ivar reason: why there is no ratio, or why ``pays`` must not be said whatever it is.
-    :ivar here: it rests on measurements of this host.
+    :ivar trusted: it rests on measurements of this host, or of another with the same model and split. Otherwise an
+        interval that reaches 1 leaves the verdict open.
     """
 
     ratio: float | None
     sigma: float
     basis: str
     reason: str = ""
-    here: bool = True
+    trusted: bool = True
 
 
 class RoundCost(Protocol):
@@ -84,17 +85,29 @@ class CurveCost:
     """R from plain decode points: T((k + 1)c) / T(c), with the draft steps on top.
 
     :ivar engine: its first word chooses the attention kernels' parameter.
-    :ivar here: the curve was measured on the host that is asked about.
+    :ivar origin: whose points they are when not this host's.
+    :ivar trusted: see :class:`Ratio`.
     """
 
     curve: StepCurve
     engine: str = "sglang"
-    here: bool = True
+    origin: str = ""
+    trusted: bool = True
 
     def ratio(self, context: int, concurrency: int, steps: int) -> Ratio:
         """Return R at ``context`` tokens a request, ``concurrency`` requests and ``steps`` draft steps."""
         fitted = parameters()
         found = parts(self.curve, context, concurrency, steps)
         ratio = found.ratio(fitted.draft_step, attention_share(self.engine, fitted))
-        basis = found.basis if self.here else "nearest host"
-        return Ratio(ratio, fitted.sigma[basis], f"plain decoding, {basis}", here=self.here)
+        basis = f"plain decoding of {self.origin or 'this host'}, {found.basis}"
+        if (rows := self.curve.cliff(concurrency, concurrency * (steps + 1))) is not None:
+            basis += f", cliff at {rows} rows"
+        sigma = fitted.sigma[found.basis]
+        if not self.trusted:
+            sigma = fitted.sigma["nearest host"]
+        return Ratio(ratio, sigma, basis, trusted=self.trusted and (bool(self.origin) or found.basis != NEAREST))
+
+    def measured_here(self, context: int, concurrency: int, steps: int) -> bool:
+        """Return whether a step of the verify pass's rows was measured on this host, or between two that were."""
+        basis = self.curve.at(context, concurrency * (steps + 1)).basis
+        return not self.origin and basis in ("measured", "interpolated")

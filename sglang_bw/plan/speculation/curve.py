@@ -17,6 +17,11 @@ _WIDE = 4.0
 _VISIBLE = 0.05
 _OFFSETS = (0.0, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0, 12.0, 20.0, 50.0)
 
+# The basis of a time that was lent by another host's curve.
+NEAREST = "nearest curve"
+# A step of twice the rows never costs more than twice, unless another kernel or tile takes over.
+_CLIFF = 0.95
+
 Points = Mapping[tuple[int, int], float]
 
 
@@ -26,7 +31,7 @@ class Step:
 
     :ivar seconds: of the whole step.
     :ivar attention: the part of it that grows with the context.
-    :ivar basis: ``measured``, ``interpolated``, ``extrapolated`` or ``nearest curve``.
+    :ivar basis: ``measured``, ``interpolated``, ``extrapolated`` or ``NEAREST``.
     """
 
     seconds: float
@@ -72,6 +77,13 @@ class StepCurve:
             return Step(measured.seconds, max(measured.seconds - base.seconds, 0.0), measured.basis)
         attention = self._attention(context, rows)
         return Step(base.seconds + attention, attention, _worse(base.basis, "extrapolated"))
+
+    def cliff(self, few: int, many: int) -> int | None:
+        """Return the rows at which a step suddenly costs about as much more as it has more rows, within a range."""
+        for (below, cheap), (above, dear) in pairwise(self.base):
+            if few < above <= many and dear / cheap >= _CLIFF * above / below:
+                return above
+        return None
 
     def _column(self, context: int) -> tuple[tuple[int, float], ...]:
         return tuple(sorted((rows, seconds) for (at, rows), seconds in self.points.items() if at == context))
@@ -129,7 +141,7 @@ class Roofline(StepCurve):
     def _base(self, rows: float) -> Step:
         measured, seconds = self.base[-1]
         grown = seconds * (1 + rows / self.knee) / (1 + measured / self.knee)
-        return Step(grown, 0.0, "measured" if rows == measured else "nearest curve")
+        return Step(grown, 0.0, "measured" if rows == measured else NEAREST)
 
 
 def _misfit(pair: tuple[tuple[int, float], tuple[int, float]], offset: float) -> float:
@@ -138,11 +150,11 @@ def _misfit(pair: tuple[tuple[int, float], tuple[int, float]], offset: float) ->
 
 
 def _along(column: tuple[tuple[int, float], ...], rows: float, like: StepCurve | None) -> Step:
-    """Return the time at ``rows`` from points sorted by rows: straight in log-log, outside with the shape of ``like``."""
+    """Return the time at ``rows`` from sorted points: straight in log-log, outside with the shape of ``like``."""
     (first, first_seconds), (last, last_seconds) = column[0], column[-1]
     if rows < first:
         shrunk = like._base(rows).seconds / like._base(first).seconds if like else (rows / first) ** _SLOPE
-        return Step(first_seconds * shrunk, 0.0, "nearest curve" if like else "extrapolated")
+        return Step(first_seconds * shrunk, 0.0, NEAREST if like else "extrapolated")
     for known, seconds in column:
         if known == rows:
             return Step(seconds, 0.0, "measured")
@@ -150,7 +162,7 @@ def _along(column: tuple[tuple[int, float], ...], rows: float, like: StepCurve |
         if few < rows < many:
             return _between((few, cheap), (many, dear), rows, like)
     if like and like.base[-1][0] >= 2 * last:
-        return Step(last_seconds * like._base(rows).seconds / like._base(last).seconds, 0.0, "nearest curve")
+        return Step(last_seconds * like._base(rows).seconds / like._base(last).seconds, 0.0, NEAREST)
     return Step(_beyond(column, rows), 0.0, "extrapolated")
 
 
@@ -160,7 +172,7 @@ def _between(few: tuple[int, float], many: tuple[int, float], rows: float, like:
         start, end = like._base(few[0]).seconds, like._base(many[0]).seconds
         if end != start:
             weight = math.log(like._base(rows).seconds / start) / math.log(end / start)
-            return Step(few[1] * (many[1] / few[1]) ** weight, 0.0, "nearest curve")
+            return Step(few[1] * (many[1] / few[1]) ** weight, 0.0, NEAREST)
     return Step(few[1] * (many[1] / few[1]) ** weight, 0.0, "interpolated")
 
 
@@ -172,14 +184,14 @@ def _beyond(column: tuple[tuple[int, float], ...], rows: float) -> float:
     last, seconds = column[-1]
     slope = _SLOPE
     for (few, cheap), (many, dear) in reversed(list(pairwise(column))):
-        if dear / cheap < 0.95 * many / few:
+        if dear / cheap < _CLIFF * many / few:
             slope = max(math.log(dear / cheap) / math.log(many / few), 0.0)
             break
     times = rows / last
     return seconds * math.sqrt(times**slope * (1 + slope * (times - 1)))
 
 
-_BASES = ("measured", "interpolated", "extrapolated", "nearest curve")
+_BASES = ("measured", "interpolated", "extrapolated", NEAREST)
 
 
 def _worse(one: str, other: str) -> str:

@@ -66,6 +66,26 @@ def nearest(host: Host, points: Points, known: Curves) -> tuple[Host, Points] | 
     return min(candidates, key=lambda item: item[:2])[2:] if candidates else None
 
 
+def most_like(host: Host, known: Curves | None = None) -> tuple[Host, Points] | None:
+    """Return the known curve to go by when a host has none of its own: same model, split and engine, most points."""
+    candidates = [
+        (not alike(host.model, other.model), not same_split(host, other), _strange(host, other), -len(points), n)
+        for n, (other, points) in enumerate((known_curves() if known is None else known).items())
+    ]
+    curves = list((known_curves() if known is None else known).items())
+    return curves[min(candidates)[-1]] if candidates else None
+
+
+def alike(model: str, other: str) -> bool:
+    """Return whether two models are of one family and as sparse as each other."""
+    return family(model) == family(other) and experts(model) == experts(other)
+
+
+def same_split(host: Host, other: Host) -> bool:
+    """Return whether two hosts split the model alike; ``DCP1`` is no split."""
+    return host.parallel.replace(" DCP1", "") == other.parallel.replace(" DCP1", "")
+
+
 def experts(model: str) -> tuple[int, int] | None:
     """Return (routed experts, experts a token takes) by a model's name; ``None`` for a dense model."""
     name = model.lower().replace(" ", "-")
@@ -95,11 +115,11 @@ def _distance(host: Host, points: Points, other: Host, theirs: Points) -> float:
         mean = sum(logs) / len(logs)
         shape = math.sqrt(sum((value - mean) ** 2 for value in logs) / len(logs)) + abs(mean) / 2
     differences: Iterable[tuple[bool, float]] = (
-        (family(host.model) != family(other.model), _OTHER_FAMILY),
-        (host.parallel != other.parallel, _OTHER_PARALLEL),
+        (not alike(host.model, other.model), _OTHER_FAMILY),
+        (not same_split(host, other), _OTHER_PARALLEL),
         (_first(host.engine) != _first(other.engine), _OTHER_ENGINE),
         (host.source != other.source, _OTHER_SOURCE),
-        (max(them) <= max(ours), _NO_FURTHER),
+        (max(them) <= max(ours, default=0), _NO_FURTHER),
     )
     return shape + sum(weight for differs, weight in differences if differs)
 
@@ -108,6 +128,13 @@ def _shortest(points: Points) -> dict[int, float]:
     """Return rows -> seconds at the shortest context."""
     shortest = min(context for context, _ in points)
     return {rows: seconds for (context, rows), seconds in points.items() if context == shortest}
+
+
+def _strange(host: Host, other: Host) -> float:
+    """Return how different the words are that describe two engines, the first word counting most."""
+    ours, theirs = set(host.engine.lower().split()), set(other.engine.lower().split())
+    shared = len(ours & theirs) / max(len(ours | theirs), 1)
+    return (_first(host.engine) != _first(other.engine)) + 1 - shared
 
 
 def _first(words: str) -> str:

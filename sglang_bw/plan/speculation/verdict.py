@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sglang_bw.plan.speculation.accept import AcceptCurve
-    from sglang_bw.plan.speculation.cost import RoundCost
+    from sglang_bw.plan.speculation.cost import Ratio, RoundCost
 
-# Predictions this close to 1 are not worth a decision: on the cells that were measured, nearly all wrong signs lie here.
+# Predictions this close to 1 are not worth a decision: of the cells that were measured, most wrong signs lie here.
 UNDECIDED = 0.06
 MAX_STEPS = 8
 # 80 % of a normal distribution lie within this many standard deviations.
@@ -58,8 +58,9 @@ class Cell:
     :ivar break_even: R, the accept length above which speculation is faster; ``None`` when its cost is unknown.
     :ivar speedup: tau / R.
     :ivar best_steps: the steps after which one more costs more than its survival brings; 0: do not speculate.
+    :ivar best_speedup: the speedup with those.
     :ivar basis: where the cost comes from, e.g. ``measured`` or ``nearest curve``.
-    :ivar reason: why a cell is undecided although its speedup is not near 1, or why there is none.
+    :ivar reason: why a cell is undecided although its speedup is not near 1, why there is none, or what to mend first.
     """
 
     context: int
@@ -69,6 +70,7 @@ class Cell:
     break_even: Interval | None
     speedup: Interval | None
     best_steps: int | None
+    best_speedup: float | None
     verdict: Verdict
     basis: str
     reason: str = ""
@@ -100,20 +102,27 @@ def _cell(accept: AcceptCurve, cost: RoundCost, context: int, concurrency: int, 
     tau = Interval.around(accept.length(steps), accept.sigma)
     found = cost.ratio(context, concurrency, steps)
     if found.ratio is None:
-        return Cell(context, concurrency, steps, tau, None, None, None, Verdict.UNDECIDED, found.basis, found.reason)
+        return Cell(
+            context, concurrency, steps, tau, None, None, None, None, Verdict.UNDECIDED, found.basis, found.reason
+        )
     ratio = Interval.around(found.ratio, found.sigma)
     speedup = Interval.around(tau.mid / ratio.mid, math.hypot(accept.sigma, found.sigma))
-    verdict, reason = judge(speedup.mid), ""
-    if verdict is Verdict.PAYS and found.reason:
-        verdict, reason = Verdict.UNDECIDED, found.reason
-    elif verdict is not Verdict.UNDECIDED and not found.here and speedup.low < 1 < speedup.high:
-        verdict, reason = Verdict.UNDECIDED, "the cost was measured on another host; its interval reaches 1"
-    best = best_steps(accept, cost, context, concurrency)
-    return Cell(context, concurrency, steps, tau, ratio, speedup, best, verdict, found.basis, reason)
+    verdict, reason = _decide(speedup, found)
+    best, best_speedup = best_steps(accept, cost, context, concurrency)
+    return Cell(context, concurrency, steps, tau, ratio, speedup, best, best_speedup, verdict, found.basis, reason)
 
 
-def best_steps(accept: AcceptCurve, cost: RoundCost, context: int, concurrency: int) -> int:
-    """Return the number of draft steps after which one more no longer pays; 0 when the first does not.
+def _decide(speedup: Interval, found: Ratio) -> tuple[Verdict, str]:
+    verdict = judge(speedup.mid)
+    if found.reason:
+        return (Verdict.UNDECIDED if verdict is Verdict.PAYS else verdict), found.reason
+    if verdict is not Verdict.UNDECIDED and not found.trusted and speedup.low < 1 < speedup.high:
+        return Verdict.UNDECIDED, "the cost is that of something similar; its interval reaches 1"
+    return verdict, ""
+
+
+def best_steps(accept: AcceptCurve, cost: RoundCost, context: int, concurrency: int) -> tuple[int, float]:
+    """Return the draft steps after which one more no longer pays, and their speedup; 0 and 1 when the first does not.
 
     Step k pays while its marginal survival A_k exceeds the time it adds in units of R / tau, which is the same as
     S(k) > S(k - 1).
@@ -122,6 +131,6 @@ def best_steps(accept: AcceptCurve, cost: RoundCost, context: int, concurrency: 
     for steps in range(1, MAX_STEPS + 1):
         found = cost.ratio(context, concurrency, steps)
         if found.ratio is None or accept.length(steps) / found.ratio <= best:
-            return steps - 1
+            return steps - 1, best
         best = accept.length(steps) / found.ratio
-    return MAX_STEPS
+    return MAX_STEPS, best
