@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ from typing import Any
 import click
 import httpx
 
-from sglang_bw.cli import host_checks, planning
+from sglang_bw.cli import host_checks, planning, refusals
 from sglang_bw.cli.console import err, out, print_json
+from sglang_bw.cli.refusals import Launch
 from sglang_bw.cli.startup_line import StartupLine, spent
 from sglang_bw.errors import EngineOutputError, RecipeError, UnknownRecipeError
 from sglang_bw.launch import command as commands
@@ -23,9 +25,10 @@ from sglang_bw.launch.command import Command
 from sglang_bw.launch.engine import Engine
 from sglang_bw.launch.process import SignalRelay, shell_code
 from sglang_bw.launch.server import Server
+from sglang_bw.plan.speculation import Cell
 from sglang_bw.recipes import flags, lookup
 from sglang_bw.recipes.flags import Flags
-from sglang_bw.recipes.schema import DEVICES, Device, Recipe
+from sglang_bw.recipes.schema import DEVICES, Device, Hardware, Recipe
 
 
 class _ServeCommand(click.Command):
@@ -62,7 +65,7 @@ def _not_empty(_ctx: click.Context, _param: click.Parameter, value: str | None) 
 @click.option(
     "--gpus", metavar="0-3", callback=_not_empty, help="Use these only: numbers as in nvidia-smi, ranges, UUIDs."
 )
-@click.option("--force", "--yes", "force", is_flag=True, help="Go on where a check of this host refuses.")
+@click.option("--force", "--yes", "force", is_flag=True, help="Go on where the plan, or a check of this host, refuses.")
 @click.option("--dry-run", is_flag=True, help="Print the `sglang serve` line and its environment, start nothing.")
 @click.option("--allow-stock", is_flag=True, help="Start an engine that is stock or edited.")
 @click.option("--log", type=click.Path(dir_okay=False, path_type=Path), help="Where the engine's log goes.")
@@ -126,6 +129,11 @@ def serve(
     note = engine.check(recipe, allow_stock=allow_stock, force=force)
     weights.check_command(command)
     ports.check_free(command.host, command.port)
+    planned = refusals.check(Launch(recipe, command, engine, planning.seen(here, gpus)), force=force)
+    may_leave_out = recipe.baseline_where_it_loses and not (no_spec or flags.has(extra, "speculative-algorithm"))
+    if may_leave_out and (cell := refusals.loses(planned, recipe)):
+        command = _baseline(recipe, command, machine, environ, extra, version)
+        _say_baseline(cell)
 
     console = _Console(as_json=as_json)
     host_checks.check(command, here, engine, environ, force=force)
@@ -142,6 +150,26 @@ def serve(
         code = running.process.wait() or 0
     console.end(running, code)
     return shell_code(code)
+
+
+def _baseline(
+    recipe: Recipe, command: Command, machine: Hardware, environ: Mapping[str, str], extra: Flags, version: str
+) -> Command:
+    """Return the same launch without speculation."""
+    plain = commands.build(
+        recipe, machine, environ, host=command.host, port=command.port, speculate=False, extra=extra, version=version
+    )
+    return replace(plain, env={**plain.env, **command.env})
+
+
+def _say_baseline(cell: Cell) -> None:
+    if cell.speedup and cell.break_even:
+        err.print(
+            f"speculation is left out: at {cell.context:,} tokens and {cell.concurrency} at once it would give "
+            f"{cell.speedup.mid:.2f} of the plain speed (accept length {cell.accept_length.mid:.2f}, "
+            f"{cell.break_even.mid:.2f} needed); `-- --speculative-algorithm EAGLE3` keeps it",
+            markup=False,
+        )
 
 
 def _parse(tokens: tuple[str, ...]) -> Flags:

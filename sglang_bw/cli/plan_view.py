@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sglang_bw.plan.memory import Alternative, MemoryLedger
     from sglang_bw.plan.plan import Plan
     from sglang_bw.plan.resolve import Change
+    from sglang_bw.plan.speculation import Cell
 
 _GIB = 1 << 30
 _STYLES = {
@@ -124,31 +125,31 @@ def _alternatives(alternatives: Iterable[Alternative]) -> None:
 def _pays(plan: Plan) -> None:
     if (pays := plan.pays) is None:
         return
-    table = _table(
-        f"does speculation pay ({pays.steps} draft steps)",
-        ("context", "right"), ("requests", "right"), ("accept length", "right"), ("break-even", "right"),
-        ("speedup", "right"), ("best steps", "right"), "verdict",
-    )  # fmt: skip
-    for cell in pays.cells:
-        full = cell.context * cell.concurrency > plan.ledger.kv_tokens
-        speed = f"{cell.speedup.low:.2f}..{cell.speedup.high:.2f}" if cell.speedup else ""
-        verdict = Text(str(cell.verdict), style=_STYLES[str(cell.verdict)])
-        reason = cell.reason or ("more than the KV pool holds at once" if full else "")
-        if reason:
-            verdict = Text.assemble(verdict, (f"  {reason}", "dim"))
-        table.add_row(
-            f"{cell.context:,}",
-            str(cell.concurrency),
-            f"{cell.accept_length.mid:.2f}",
-            f"{cell.break_even.mid:.2f}" if cell.break_even else "",
-            speed,
-            "" if cell.best_steps is None else str(cell.best_steps),
-            verdict,
-            style="dim" if full else "",
-        )
+    widths = list(dict.fromkeys(cell.concurrency for cell in pays.cells))
+    title = f"does speculation pay ({pays.steps} draft steps): speedup; accept length it needs, best number of steps"
+    table = _table(title, ("context", "right"), *(f"{width} at once" for width in widths))
+    for context in dict.fromkeys(cell.context for cell in pays.cells):
+        cells = [pays.at(context, width) for width in widths]
+        pool = plan.ledger.kv_tokens
+        table.add_row(f"{context:,}", *(_cell(cell, pool) if cell else "" for cell in cells))
     out.print(table)
-    bases = "; ".join(dict.fromkeys(cell.basis for cell in pays.cells))
-    out.print(Text(f"accept length: {pays.accept_source}; cost: {bases}", style="dim"))
+    taken = next(cell.accept_length for cell in pays.cells)
+    out.print(Text(f"accept length {taken.mid:.2f} ({taken.low:.2f} to {taken.high:.2f}): {pays.accept_source}"))
+    for text in dict.fromkeys(cell.reason for cell in pays.cells if cell.reason):
+        out.print(Text(f"undecided where {text}", style="dim"))
+    out.print(Text(f"cost from {'; '.join(dict.fromkeys(cell.basis for cell in pays.cells))}", style="dim"))
+    out.print(Text("(in brackets: more tokens than the KV pool holds at once)", style="dim"))
+
+
+def _cell(cell: Cell, pool: int) -> Text:
+    verdict = str(cell.verdict)
+    speed = f"{cell.speedup.mid:.2f} " if cell.speedup else ""
+    text = Text.assemble(speed, (verdict, _STYLES[verdict]))
+    if cell.context * cell.concurrency > pool:
+        text = Text.assemble("(", text, ")")
+    needs = f"needs {cell.break_even.mid:.2f}" if cell.break_even else ""
+    best = f"best {cell.best_steps}" if cell.best_steps is not None else ""
+    return Text.assemble(text, (f"\n{', '.join(part for part in (needs, best) if part)}", "dim"))
 
 
 def _changes(plan: Plan) -> None:

@@ -20,6 +20,7 @@ _NAMES = {
     Role.WHOLE_ATTENTION: "model.layers.5.self_attn.q_a_proj",
     Role.LINEAR: "model.layers.5.linear_attn.out_proj",
 }
+_LAYER = re.compile(r"layers\.(\d+)\.")
 _MTP_NAME = "mtp.layers.0.mlp.experts.0.gate_proj"
 
 
@@ -114,11 +115,21 @@ def _bits(shape: ModelShape, role: Role, part: Part) -> float:
         return plain
     if part == "mtp" and _is_skipped(_MTP_NAME, quantization.skipped):
         return plain
-    if _is_skipped(name, quantization.skipped):
+    if _is_skipped(name, _about(shape, role, quantization.skipped)):
         return plain
     if role is not Role.EXPERT and not quantization.everywhere:
         return 8.0 if quantization.name == "modelopt_mixed" else plain
     return quantization.bits
+
+
+def _about(shape: ModelShape, role: Role, patterns: tuple[str, ...]) -> tuple[str, ...]:
+    """Leave out patterns of a layer that does not have the role: a dense first layer says nothing of the experts."""
+    sparse = shape.experts.layers if shape.experts else frozenset()
+    if role not in (Role.EXPERT, Role.SHARED, Role.DENSE):
+        return patterns
+    wanted = role is not Role.DENSE
+    numbered = [(pattern, _LAYER.search(pattern)) for pattern in patterns]
+    return tuple(pattern for pattern, layer in numbered if layer is None or (int(layer[1]) in sparse) is wanted)
 
 
 def _is_skipped(name: str, patterns: tuple[str, ...]) -> bool:
