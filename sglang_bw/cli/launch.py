@@ -1,4 +1,4 @@
-"""``serve`` and ``recipes``."""
+"""``serve``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sglang_bw.cli import host_checks, planning, refusals
 from sglang_bw.cli.console import err, out, print_json
 from sglang_bw.cli.refusals import Launch
 from sglang_bw.cli.startup_line import StartupLine, spent
-from sglang_bw.errors import EngineOutputError, RecipeError, UnknownRecipeError
+from sglang_bw.errors import EngineOutputError
 from sglang_bw.launch import command as commands
 from sglang_bw.launch import device as devices
 from sglang_bw.launch import engine as engines
@@ -26,7 +26,7 @@ from sglang_bw.launch.engine import Engine
 from sglang_bw.launch.process import SignalRelay, shell_code
 from sglang_bw.launch.server import Server
 from sglang_bw.plan.speculation import Cell
-from sglang_bw.recipes import flags, lookup
+from sglang_bw.recipes import flags
 from sglang_bw.recipes.flags import Flags
 from sglang_bw.recipes.schema import DEVICES, Device, Hardware, Recipe
 
@@ -285,53 +285,3 @@ class _Console:
     @staticmethod
     def _line(**fields: Any) -> None:
         click.echo(json.dumps(fields))
-
-
-@click.group(short_help="List, show and check recipes.")
-def recipes() -> None:
-    """Recipes: one model with its draft, flags and environment, tied to engine versions."""
-
-
-@recipes.command("list")
-@click.option("--json", "as_json", is_flag=True)
-def list_recipes(as_json: bool) -> None:
-    """List the bundled recipes."""
-    found = [lookup.find(name) for name in lookup.catalogue()]
-    if as_json:
-        print_json([recipe.model_dump(mode="json") for recipe in found])
-        return
-    width = max(len(recipe.id) for recipe in found)
-    for recipe in found:
-        out.print(f"{recipe.id:{width}}  {recipe.title}  (sglang {recipe.engine.sglang or 'any'})", markup=False)
-
-
-@recipes.command("show")
-@click.argument("name")
-@click.option("--json", "as_json", is_flag=True)
-def show_recipe(name: str, as_json: bool) -> None:
-    """Print a recipe, as it is written; with --json, as it is understood."""
-    recipe = lookup.find(name)
-    if as_json:
-        print_json(recipe.model_dump(mode="json"))
-        return
-    click.echo(lookup.catalogue().get(name, Path(name)).read_text(encoding="utf-8"), nl=False)
-
-
-@recipes.command("check")
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
-def check_recipes(files: tuple[Path, ...]) -> None:
-    """Check recipe files; all findings of all files are printed.
-
-    Exit code 31: a file breaks the schema. 30: none does, but one cannot be read.
-    """
-    broken: list[RecipeError | UnknownRecipeError] = []
-    for file in files:
-        try:
-            recipe = lookup.read(file)
-        except (RecipeError, UnknownRecipeError) as error:
-            broken.append(error)
-        else:
-            out.print(f"{file}: ok ({recipe.id})", markup=False)
-    if broken:
-        first = next((error for error in broken if isinstance(error, RecipeError)), broken[0])
-        raise type(first)("\n".join(error.message for error in broken), hint=first.hint)
