@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -22,6 +23,7 @@ from sglang_bw.recipes.schema import Draft, Engine, Recipe, Speculation
 
 # Generous first: what the fraction leaves is for graphs and activations, and the plan says when it is too little.
 _FRACTIONS = (0.90, 0.85, 0.80, 0.75)
+_ALL = (True, sys.maxsize)
 _MTP_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
 
 
@@ -38,9 +40,9 @@ def propose(wish: Wish, name: str | None, *, force: bool = False) -> tuple[Recip
             made = _try(wish, name, count, fraction)
             if made is None:
                 break
-            tried = tried if tried and tried.ledger.verdict == "tight" else made
-            if made.ledger.verdict == "fits":
-                return _finished(made, wish), made.notes
+            tried = made if tried is None or _worth(made) > _worth(tried) else tried
+        if tried and _worth(tried) == _ALL:
+            break
     if tried is None:
         raise PlanInputError(
             f"{wish.name} cannot be divided over {first.machine.count} GPUs",
@@ -52,6 +54,13 @@ def propose(wish: Wish, name: str | None, *, force: bool = False) -> tuple[Recip
             hint="A smaller --context, more GPUs with --gpus, or a quantized checkpoint; --force writes it anyway.",
         )
     return _finished(tried, wish), (*tried.notes, *tried.ledger.reasons)
+
+
+def _worth(made: Plan) -> tuple[bool, int]:
+    """Compare plans: does it fit with room, and how many of the requests does it hold at once."""
+    demand = made.demands[0]
+    held = demand.resident if demand.resident < demand.concurrency else sys.maxsize
+    return made.ledger.verdict == "fits", held if made.ledger.verdict != "does not fit" else -1
 
 
 def _counts(most: int) -> Iterator[int]:
