@@ -162,3 +162,15 @@ class SpeculationInputError(BwError):
     """Measurements given to judge speculation are malformed or impossible."""
 
     exit_code = 58
+
+
+class UnknownBoardError(BwError):
+    """Nobody knows a GPU of that name, or the number of GPUs makes no sense."""
+
+    exit_code = 55
+
+
+class CheckpointError(BwError):
+    """A model's configuration or the headers of its weights cannot be read, are cut off, or contradict each other."""
+
+    exit_code = 56

@@ -98,9 +98,8 @@ class Replay:
                 "high": row.interval.high if row.interval else None,
                 "accept_length": row.accept_length,
                 "break_even": row.break_even,
-                "basis": row.basis,
             }
-        return result | {"reason": row.reason}
+        return result | {"basis": row.basis, "reason": row.reason}
 
 
 def found(pairs: Iterable[tuple[float | None, float | None]]) -> dict[str, Any]:
