@@ -152,18 +152,6 @@ class KernelError(BwError):
     exit_code = 36
 
 
-class ReplayError(BwError):
-    """A CSV for ``plan --replay`` cannot be read, or has none of the known column forms."""
-
-    exit_code = 57
-
-
-class SpeculationInputError(BwError):
-    """Measurements given to judge speculation are malformed or impossible."""
-
-    exit_code = 58
-
-
 class UnknownBoardError(BwError):
     """Nobody knows a GPU of that name, or the number of GPUs makes no sense."""
 
@@ -174,3 +162,15 @@ class CheckpointError(BwError):
     """A model's configuration or the headers of its weights cannot be read, are cut off, or contradict each other."""
 
     exit_code = 56
+
+
+class ReplayError(BwError):
+    """A CSV for ``plan --replay`` cannot be read, or has none of the known column forms."""
+
+    exit_code = 57
+
+
+class SpeculationInputError(BwError):
+    """Measurements given to judge speculation are malformed or impossible."""
+
+    exit_code = 58
