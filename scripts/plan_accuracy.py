@@ -6,13 +6,17 @@ memory_points.csv and memory_logs.csv.
 
 from __future__ import annotations
 
+import math
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
-from scripts.fit_speculation import Example, examples, fit
+from scripts.fit_speculation import Example, examples, fit, left_out_errors
+from sglang_bw.plan.replay import bundle, replay
 from sglang_bw.plan.replay.forms import read
 from sglang_bw.plan.replay.result import found, spread
 from sglang_bw.plan.speculation.nearest import Curves, Host
@@ -94,7 +98,8 @@ def _cells(path: Path) -> Iterator[str]:
     rows = read(path).rows
     parts = list(halves(rows))
     pairs = [pair for half in parts for pair in half.pairs()]
-    how = f"all {len(parts)} ways to fit on half of the {len({row['source'] for row in rows})} sources and test on the rest"
+    sources = len({row["source"] for row in rows})
+    how = f"all {len(parts)} ways to fit on half of the {sources} sources and test on the rest"
     yield _line("speculation_cells", how, len(pairs), {**_errors(pairs), **found(pairs)})
     yield _line("speculation_cells", "shipped parameters (fitted on these rows)", len(rows), replay(path).summary())
 
@@ -123,7 +128,7 @@ def _line(name: str, how: str, rows: int, summary: dict[str, Any]) -> str:
 def main(directory: Path) -> None:
     text = page(PAGE.read_text(encoding="utf-8"), directory)
     PAGE.write_text(text, encoding="utf-8")
-    print("\n".join(_table(directory)))
+    print(text.split(f"<!-- {_MARK} -->\n")[1].split("<!-- end -->")[0], end="")
 
 
 if __name__ == "__main__":
