@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from sglang_bw.cli.console import out, print_json
-from sglang_bw.plan.replay import MemoryPredictor, Replay, replay
+from sglang_bw.plan.replay import Replay, replay
 
 _HEADER = ("row", "predicted", "observed", "error", "tau", "break-even", "verdict", "")
 
 
-def run(path: Path, *, as_json: bool, accept_length_given: bool = False, memory: MemoryPredictor | None = None) -> None:
+def run(path: Path, *, as_json: bool, accept_length_given: bool = False) -> None:
     """Predict the rows of a file and print them with their summary."""
-    result = replay(path, memory, accept_length_given=accept_length_given)
+    result = replay(path, accept_length_given=accept_length_given)
     if as_json:
         print_json(result.to_json())
     else:
@@ -34,7 +34,7 @@ def _print(result: Replay) -> None:
 
 def _cells(row: dict[str, Any], *, tokens: bool) -> tuple[str, ...]:
     form = ",.0f" if tokens else ".3f"
-    remark = "observation cannot be true, not compared" if row["left_out"] else row["reason"] or row.get("basis", "")
+    remark = "observation cannot be true, not compared" if row["left_out"] else row["reason"] or row["basis"]
     return (
         str(row["row"]),
         _number(row["predicted"], form),

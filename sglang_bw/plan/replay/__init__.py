@@ -1,25 +1,23 @@
 """Predict every row of a published table from its inputs alone, and compare.
 
 Four forms of table are known, by their columns (``forms``). ``cells`` and ``bundle`` predict the speedup of
-speculation; KV tokens are predicted by whatever the caller hands in.
+speculation, :mod:`sglang_bw.plan.memory_rows` KV tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
+from sglang_bw.plan import memory_rows
 from sglang_bw.plan.replay import bundle, cells
 from sglang_bw.plan.replay.forms import Form, Table, read
 from sglang_bw.plan.replay.result import Prediction, Replay
 
-MemoryPredictor = Callable[[Mapping[str, str]], "float | None"]
 
-
-def replay(path: Path, memory: MemoryPredictor | None = None, *, accept_length_given: bool = False) -> Replay:
+def replay(path: Path, *, accept_length_given: bool = False) -> Replay:
     """Predict each row of a CSV file.
 
-    :param memory: predicts the KV tokens of a row of memory_points.csv or memory_logs.csv.
     :param accept_length_given: accept lengths of the file are inputs, known before the run with speculation. Without
         it they count as answers and are not read.
     :raises ReplayError: when the file cannot be read or has none of the known forms.
@@ -30,7 +28,7 @@ def replay(path: Path, memory: MemoryPredictor | None = None, *, accept_length_g
     elif table.form is Form.BUNDLE:
         predictions = bundle.predict(table.rows, accept_length_given=accept_length_given)
     else:
-        predictions = [_tokens(row, memory) for row in table.rows]
+        predictions = [_tokens(row) for row in table.rows]
     return Replay(table.form, tuple(_whole(table, predictions)))
 
 
@@ -42,12 +40,8 @@ def _whole(table: Table, predictions: list[Prediction]) -> list[Prediction]:
     ]
 
 
-def _tokens(row: Mapping[str, str], memory: MemoryPredictor | None) -> Prediction:
-    observed = cells.positive(row.get("max_total_num_tokens") or row.get("obs_tokens"))
-    if memory is None:
-        return Prediction(None, observed, reason="KV tokens are predicted by `plan` only")
-    try:
-        predicted = memory(row)
-    except ValueError as error:
-        return Prediction(None, observed, reason=str(error))
-    return Prediction(predicted, observed, reason="" if predicted is not None else "an input is missing")
+def _tokens(row: Mapping[str, str]) -> Prediction:
+    observed = cells.positive(row.get("max_total_num_tokens")) or cells.positive(row.get("obs_tokens"))
+    found = memory_rows.predict(row)
+    how = {"basis": found.reason} if found.tokens is not None else {"reason": found.reason}
+    return Prediction(found.tokens, observed, **how)

@@ -23,8 +23,8 @@ class Form(StrEnum):
 NEEDED = {
     Form.CELLS: ("model", "engine", "ctx", "conc", "tps_nospec"),
     Form.BUNDLE: ("target", "draft", "dataset", "batch", "steps", "topk", "draft_tokens"),
-    Form.MEMORY_POINTS: ("model", "mem_fraction", "avail_before_GiB", "avail_after_weights_GiB", "kv_dtype"),
-    Form.MEMORY_LOGS: ("case", "mem_fraction_static", "avail_before_GB", "avail_after_GB", "cell_B"),
+    Form.MEMORY_POINTS: ("mem_fraction", "avail_after_weights_GiB", "bytes_per_token_per_gpu"),
+    Form.MEMORY_LOGS: ("mem_fraction_static", "avail_before_GB", "avail_after_GB"),
 }
 
 

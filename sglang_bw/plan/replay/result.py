@@ -75,11 +75,11 @@ class Replay:
             "predicted": sum(row.predicted is not None for row in self.rows),
             "compared": len(errors),
             "left_out": len(self.rows) - len(kept),
-            **_spread(errors),
+            **spread(errors),
         }
         if self.speculative:
             known = [abs(row.error_at_observed) for row in kept if row.error_at_observed is not None]
-            result |= {f"{name}_at_observed_accept_length": value for name, value in _spread(known).items()}
+            result |= {f"{name}_at_observed_accept_length": value for name, value in spread(known).items()}
             result |= found((row.predicted, row.observed) for row in kept)
         return result
 
@@ -98,9 +98,8 @@ class Replay:
                 "high": row.interval.high if row.interval else None,
                 "accept_length": row.accept_length,
                 "break_even": row.break_even,
-                "basis": row.basis,
             }
-        return result | {"reason": row.reason}
+        return result | {"basis": row.basis, "reason": row.reason}
 
 
 def found(pairs: Iterable[tuple[float | None, float | None]]) -> dict[str, Any]:
@@ -119,7 +118,8 @@ def found(pairs: Iterable[tuple[float | None, float | None]]) -> dict[str, Any]:
     }
 
 
-def _spread(errors: list[float]) -> dict[str, float | None]:
+def spread(errors: list[float]) -> dict[str, float | None]:
+    """Return median and 90th percentile of absolute errors."""
     if not errors:
         return {"median": None, "p90": None}
     return {"median": median(errors), "p90": sorted(errors)[min(int(0.9 * len(errors)), len(errors) - 1)]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from sglang_bw.errors import SpeculationInputError
@@ -54,7 +55,7 @@ def round_cost(
 
 
 def _measured(host: Host, speeds: Mapping[tuple[int, int], float]) -> CurveCost:
-    if not all(concurrency > 0 and speed > 0 for (_, concurrency), speed in speeds.items()):
+    if not all(concurrency > 0 and 0 < speed < math.inf for (_, concurrency), speed in speeds.items()):
         raise SpeculationInputError("a plain decode speed is not a positive number of tokens per second")
     points = {(context, requests): requests / speed for (context, requests), speed in speeds.items()}
     return CurveCost(nearest.curve(host, points), host.engine)
