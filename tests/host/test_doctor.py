@@ -445,7 +445,7 @@ def test_an_editable_install_as_in_the_images_gets_the_line_that_replaces_it(
     found = the(examine(Host()), "engine")
     assert found.verdict is Verdict.FAIL
     assert "editable: /sgl-workspace/sglang/python (as in the official SGLang images)" in found.says
-    assert f'-m pip install{deps} --find-links dist "sglang===0.5.23+bw.' in found.fix
+    assert f'-m pip install{deps} --find-links dist "sglang==0.5.23+bw.' in found.fix
     assert found.fix.startswith("`sglang-bw build --base 0.5.23 && ")
 
 
