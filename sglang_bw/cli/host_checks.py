@@ -10,7 +10,7 @@ import click
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from sglang_bw.cli.console import err
-from sglang_bw.errors import BwError, ModelFilesError
+from sglang_bw.errors import BwError, GpuSelectionError, ModelFilesError
 from sglang_bw.host import nvml
 from sglang_bw.host.gpus import Gpus
 from sglang_bw.host.system import System
@@ -42,11 +42,7 @@ def check(command: Command, here: Gpus | None, engine: Engine, environ: Mapping[
     if here and here.problem and not here.boards:
         _note(f"the GPUs were not looked at: {here.problem}")
     elif here:
-        system = System(environ=environ)
-        boards = preflight.used(command, here, environ)
-        if boards:
-            err.print(preflight.summary(boards), markup=False)
-        refusals += preflight.problems(command, boards, here, system, engine.probed)
+        refusals += _of_gpus(command, here, engine, environ)
     remotes: list[Remote] = []
     for model in hub.wanted(command, environ):
         if hub.is_offline(environ):
@@ -60,6 +56,16 @@ def check(command: Command, here: Gpus | None, engine: Engine, environ: Mapping[
     for remote in remotes:
         if remote.missing:
             _fetch(remote, environ)
+
+
+def _of_gpus(command: Command, here: Gpus, engine: Engine, environ: Mapping[str, str]) -> list[BwError]:
+    try:
+        boards = preflight.used(command, here, environ)
+    except GpuSelectionError as error:
+        return [error]
+    if boards:
+        err.print(preflight.summary(boards), markup=False)
+    return list(preflight.problems(command, boards, here, System(environ=environ), engine.probed))
 
 
 def _asked(model: Wanted, environ: Mapping[str, str]) -> Remote:

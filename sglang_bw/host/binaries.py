@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
 
 from sglang_bw.fork.environment import Environment, dist_infos, name_and_version
 from sglang_bw.host import elf, fatbin
@@ -71,8 +73,7 @@ def findings(environment: Environment, boards: tuple[Gpu, ...], requires: list[s
     :param requires: what the engine's metadata requires, a requirement a line.
     """
     folder = _package(environment, "sgl_kernel")
-    name = next((name for name in KERNEL_DISTRIBUTIONS if name in environment.installed), "")
-    if folder is None or not name:
+    if folder is None or not any(name in environment.installed for name in KERNEL_DISTRIBUTIONS):
         says = "the environment has no sglang-kernel"
         if boards:
             yield _GROUP.fail(
@@ -86,7 +87,7 @@ def findings(environment: Environment, boards: tuple[Gpu, ...], requires: list[s
                 "kernel wheel", f"{says}; needed on a GPU only", fix=_install(environment, " --device cuda")
             )
     else:
-        yield _version(environment, name, requires)
+        yield from _versions(environment, requires)
         yield from _kernels(environment, folder, boards)
     torch = _package(environment, "torch")
     library = torch / "lib" / "libtorch_cuda.so" if torch else None
@@ -113,22 +114,32 @@ def requirements(environment: Environment, distribution: str) -> list[str]:
     return []
 
 
-def _version(environment: Environment, name: str, requires: list[str]) -> Finding:
-    version = environment.installed[name]
+def _versions(environment: Environment, requires: list[str]) -> Iterator[Finding]:
+    """Yield whether the packages with kernels are of the releases that the engine was built with."""
+    wanted: dict[str, Requirement] = {}
     for text in requires:
-        try:
-            wanted = Requirement(text)
-        except InvalidRequirement:
+        with contextlib.suppress(InvalidRequirement):
+            requirement = Requirement(text)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                wanted[canonicalize_name(requirement.name)] = requirement
+    for name in (*KERNEL_DISTRIBUTIONS, "flashinfer-python"):
+        version = environment.installed.get(name)
+        if version is None:
             continue
         # A local part names the CUDA that it was built for; the release decides.
-        if wanted.name in KERNEL_DISTRIBUTIONS and not wanted.specifier.contains(version.partition("+")[0]):
-            return _GROUP.fail(
-                "kernel wheel",
-                f"{name} {version}, but the engine needs {wanted}",
+        if name in wanted and not wanted[name].specifier.contains(version.partition("+")[0], prereleases=True):
+            yield _GROUP.fail(
+                _title(name),
+                f"{name} {version}, but the engine needs {wanted[name]}",
                 costs="the engine refuses to start, or calls operators that are not there",
                 fix=_install(environment),
             )
-    return _GROUP.ok("kernel wheel", f"{name} {version}")
+        else:
+            yield _GROUP.ok(_title(name), f"{name} {version}")
+
+
+def _title(name: str) -> str:
+    return "kernel wheel" if name in KERNEL_DISTRIBUTIONS else "FlashInfer"
 
 
 def _kernels(environment: Environment, folder: Path, boards: tuple[Gpu, ...]) -> Iterator[Finding]:

@@ -33,7 +33,26 @@ def findings(system: System, gpus: Gpus, packages: Mapping[str, str]) -> Iterato
                 costs="the engine fails at its first CUDA call, or hangs",
                 fix="look for Xid errors: `sudo dmesg -T | grep -iE 'xid|nvrm'`; then `sudo nvidia-smi -r` or a reboot",
             )
+        yield _xid(system)
     yield _runtime(packages)
+
+
+def _xid(system: System) -> Finding:
+    """Look for the driver's error reports: what makes a GPU vanish under a server is told nowhere else."""
+    log = system.output("dmesg")
+    if not log:
+        return _GROUP.unseen(
+            "Xid errors", "the kernel's log is closed to this user", fix="`sudo dmesg -T | grep -i xid`"
+        )
+    lines = [line for line in log.splitlines() if "NVRM: Xid" in line]
+    if not lines:
+        return _GROUP.ok("Xid errors", "none in the kernel's log")
+    return _GROUP.warn(
+        "Xid errors",
+        f"{len(lines)} in the kernel's log, the last: {lines[-1].partition('NVRM: ')[2][:100]}",
+        costs="a GPU that fails under load takes the server with it",
+        fix="`sudo dmesg -T | grep -iE 'xid|aer'`; NVIDIA's \"Xid Errors\" page says what each number means",
+    )
 
 
 def _none(system: System, gpus: Gpus) -> Finding:

@@ -110,5 +110,5 @@ def patched_in(environment: Environment, version: str) -> str:
     options += " --no-deps" if base == release else ""
     return (
         f"`sglang-bw build --base {base} && {environment.executable} -m pip install{options} --find-links dist"
-        f' "{PACKAGE}==={wanted}"`'
+        f' "{PACKAGE}=={wanted}"`'
     )

@@ -44,7 +44,7 @@ def make_environment(root: Path, *, kernels: tuple[str, ...] = ("sm_90", "sm_100
     fake_binary.write(site / "sgl_kernel" / "flash_ops.abi3.so", "sm_80", "sm_90a")
     put(site, "torch/__init__.py", "")
     fake_binary.write(site / "torch/lib/libtorch_cuda.so", "sm_90", "sm_120")
-    for program in ("ninja", "nvcc", "c++"):
+    for program in ("ninja", "nvcc", "c++", "dmesg"):
         put(root, f"bin/{program}", f"#!/bin/sh\necho '{program}: release 13.0, V13.0.88'\n")
         (root / "bin" / program).chmod(0o755)
     put(root, "base/include/python3.12/Python.h", "")
@@ -445,7 +445,7 @@ def test_an_editable_install_as_in_the_images_gets_the_line_that_replaces_it(
     found = the(examine(Host()), "engine")
     assert found.verdict is Verdict.FAIL
     assert "editable: /sgl-workspace/sglang/python (as in the official SGLang images)" in found.says
-    assert f'-m pip install{deps} --find-links dist "sglang===0.5.23+bw.' in found.fix
+    assert f'-m pip install{deps} --find-links dist "sglang==0.5.23+bw.' in found.fix
     assert found.fix.startswith("`sglang-bw build --base 0.5.23 && ")
 
 
@@ -482,6 +482,40 @@ def test_a_python_that_no_wheel_fits(
     old = replace(environment, version=(3, 10, 2))
     monkeypatch.setattr(Environment, "probe", classmethod(lambda _cls, _python=None: old))
     assert the(examine(Host()), "python").verdict is Verdict.FAIL
+
+
+def test_another_flashinfer_is_named(examine: Examine, environment: Environment) -> None:
+    metadata = next(environment.purelib.glob("sglang-*.dist-info")) / "METADATA"
+    metadata.write_text(
+        metadata.read_text() + "Requires-Dist: flashinfer_python[cu13]==0.7.2\n"
+        'Requires-Dist: sglang-kernel==1.0 ; extra == "other"\n\nText.\n'
+    )
+    put(environment.purelib, "flashinfer_python-0.6.1.dist-info/RECORD", "")
+    found = the(examine(Host()), "FlashInfer")
+    assert found.verdict is Verdict.FAIL
+    assert "flashinfer-python 0.6.1, but the engine needs flashinfer_python[cu13]==0.7.2" in found.says
+    assert the(examine(Host()), "kernel wheel").verdict is Verdict.OK
+
+
+@pytest.mark.parametrize(
+    ("log", "verdict", "says"),
+    [
+        (
+            "[1.0] NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.",
+            Verdict.WARN,
+            "1 in the kernel's log, the last: Xid",
+        ),
+        ("[1.0] quiet", Verdict.OK, "none"),
+        ("", Verdict.UNSEEN, "closed"),
+    ],
+)
+def test_errors_of_the_driver_are_quoted(
+    examine: Examine, environment: Environment, log: str, verdict: Verdict, says: str
+) -> None:
+    put(environment.prefix, "bin/dmesg", f"#!/bin/sh\necho '{log}'\n" if log else "#!/bin/sh\nexit 1\n")
+    found = the(examine(Host()), "Xid errors")
+    assert found.verdict is verdict
+    assert says in found.says
 
 
 # What is printed.
