@@ -130,9 +130,8 @@ def _replay(path: Path, name: str | None, *, as_json: bool, accept_length_given:
     if name is not None:
         raise click.UsageError("--replay goes with a table alone, not with a recipe or model.")
     from sglang_bw.cli.replay import run
-    from sglang_bw.plan.memory_rows import predict_memory_row
 
-    run(path, as_json=as_json, accept_length_given=accept_length_given, memory=predict_memory_row)
+    run(path, as_json=as_json, accept_length_given=accept_length_given)
 
 
 @contextmanager
