@@ -23,6 +23,7 @@ _CONTEXTS = (1024, 16384, 65536)
 _CONCURRENCIES = (1, 4, 16, 64)
 _ALL_REDUCES_A_LAYER = 2
 _COLUMNS = ("context", "concurrency", "tok_s")
+_FORM = f"A CSV file with the columns {', '.join(_COLUMNS)}: tokens, requests, tokens per second of all together."
 
 
 @dataclass(frozen=True)
@@ -134,19 +135,17 @@ def speeds(path: Path) -> dict[tuple[int, int], float]:
         with path.open(encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise SpeculationInputError(f"{path} cannot be read: {error}") from error
+        raise SpeculationInputError(f"{path} cannot be read: {error}", hint=_FORM) from error
     if not rows or not set(_COLUMNS) <= set(rows[0]):
-        raise SpeculationInputError(
-            f"{path} has no plain decode speeds", hint=f"It needs the columns {', '.join(_COLUMNS)}."
-        )
+        raise SpeculationInputError(f"{path} has no plain decode speeds", hint=_FORM)
     found: dict[tuple[int, int], float] = {}
     for number, row in enumerate(rows, start=1):
         try:
             context, concurrency, speed = int(row["context"]), int(row["concurrency"]), float(row["tok_s"])
         except (TypeError, ValueError) as error:
-            raise SpeculationInputError(f"{path}, row {number}: not a number: {error}") from error
+            raise SpeculationInputError(f"{path}, row {number}: not a number: {error}", hint=_FORM) from error
         if context < 0 or concurrency < 1 or not (math.isfinite(speed) and speed > 0):
-            raise SpeculationInputError(f"{path}, row {number}: {row} is no measurement")
+            raise SpeculationInputError(f"{path}, row {number}: {row} is no measurement", hint=_FORM)
         found[context, concurrency] = speed
     return found
 

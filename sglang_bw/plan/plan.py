@@ -26,6 +26,7 @@ from sglang_bw.recipes import releases as flag_releases
 from sglang_bw.recipes.releases import Translation
 
 Tell = Callable[[str], None]
+_SIZES = ("tp_size", "pp_size", "ep_size", "dp_size", "attn_dp_size")
 Ask = Literal["run", "cached", "no"]
 _PLAIN_NOTE = "restated, not run"
 
@@ -242,12 +243,20 @@ def _model_names(question: Question) -> list[str]:
 
 
 def _check_machine(question: Question, division: Parallel) -> None:
+    said = asked(question.flags)
+    wrong = [f"--{name.replace('_', '-')} {said[name]}" for name in _SIZES if name in said and not _is_size(said[name])]
+    if wrong:
+        raise PlanInputError(f"not a number of GPUs: {', '.join(wrong)}", hint="Sizes are whole numbers from 1 on.")
     if division.gpus > question.machine.count:
         raise PlanInputError(
             f"the launch is for {division.gpus} GPUs (tp {division.tp} x pp {division.pp}), and there are "
             f"{question.machine.count}",
             hint="--gpus says how many there are; --tp-size behind '--' how many the launch takes.",
         )
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def _settings(question: Question, known: Models, resolution: Resolution, division: Parallel) -> EngineSettings:

@@ -102,7 +102,10 @@ class EngineSettings:
             if value is not None and value < 1:
                 findings.append(f"{name} is {value}, expected 1 or more")
         if findings:
-            raise CheckpointError("\n".join(["the settings make no sense:", *(f"  {text}" for text in findings)]))
+            raise CheckpointError(
+                "\n".join(["the settings make no sense:", *(f"  {text}" for text in findings)]),
+                hint="Correct the flag behind '--', or the recipe.",
+            )
 
 
 def parallel_of(effective: Mapping[str, Any]) -> Parallel:
