@@ -50,7 +50,9 @@ def pool(case: dict[str, Any], folder: Path) -> dict[str, Any]:
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
     reset_context()
-    args = ServerArgs(**{"device": "cpu", "skip_tokenizer_init": True, "mem_fraction_static": 0.5, **flags(case, folder)})
+    args = ServerArgs(
+        **{"device": "cpu", "skip_tokenizer_init": True, "mem_fraction_static": 0.5, **flags(case, folder)}
+    )
     publish(args, role="scheduler", ranks=SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0))
     algorithm = SpeculativeAlgorithm.from_string(args.speculative_algorithm)
     config = ModelConfig.from_server_args(args)

@@ -27,7 +27,9 @@ CHAIN = {
 BOARDS = {"sm120": 97887, "sm100": 183359, "sm90": 143771}
 
 
-def defaults(target: str, arch: str = "sm120", memory: int | None = None, draft: str = "", **flags: Any) -> dict[str, Any]:
+def defaults(
+    target: str, arch: str = "sm120", memory: int | None = None, draft: str = "", **flags: Any
+) -> dict[str, Any]:
     found = {"ask": "defaults", "arch": arch, "memory_mib": memory or BOARDS[arch], "target": target, "flags": flags}
     return found | ({"draft": draft} if draft else {})
 
