@@ -139,7 +139,8 @@ def ledger(
 ) -> MemoryLedger:
     """Work out the memory of the fullest GPU.
 
-    :param draft: of its own checkpoint; ``None`` without speculation, or with the target's own MTP head.
+    :param draft: of its own checkpoint; ``None`` with the target's own MTP head. Settings without speculation leave
+        it out.
     :param weights: from headers; estimated from the shapes when not given.
     :param context: tokens of the requests that shall fit.
     :param free_start: bytes, when they are known, for example from a log.
@@ -148,6 +149,8 @@ def ledger(
     """
     parallel.check(target)
     settings.check()
+    if settings.algorithm is None:
+        draft = None
     weights = weights or Weights(estimate(target), estimate(draft) if draft else None)
     load = _Load(target, draft, parallel, settings, weights)
     stage = worst_stage(
