@@ -56,7 +56,7 @@ def read(
     :raises CheckpointError: nothing can be read, or what is there is damaged.
     """
     path = Path(source).expanduser() if source.startswith("~") else Path(source)
-    if path.exists() or source.startswith(("/", ".", "~")):
+    if (source and path.exists()) or source.startswith(("/", ".", "~")):
         return read_directory(path)
     if not _is_hub_id(source):
         raise CheckpointError(f"{source!r} is neither a directory nor a hub id", hint="A hub id looks like owner/name.")

@@ -4,44 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from sglang_bw.errors import CheckpointError
 from sglang_bw.host.boards import Board
 from sglang_bw.plan import kv, overhead
 from sglang_bw.plan.estimate import estimate
 from sglang_bw.plan.fraction import with_default_fraction
-from sglang_bw.plan.inventory import Inventory, Role
+from sglang_bw.plan.lines import Line as Line
+from sglang_bw.plan.lines import Load, kept_for_images, pool_lines, slack_lines
+from sglang_bw.plan.lines import Weights as Weights
 from sglang_bw.plan.settings import EngineSettings
 from sglang_bw.plan.shapes import ModelShape, Parallel, worst_stage
-from sglang_bw.plan.split import Loading, rank_bytes, tables_bytes
-
-Verdict = Literal["fits", "tight", "does not fit"]
-Group = Literal["load", "pool", "slack"]
-
-_GIB = 1 << 30
-_LEAST_POOL = _GIB  # about 1 % of a large board, which is how well weights can be told from their headers
-_LEAST_SLACK = _GIB  # field data: a pool that left 53 MiB started, and ran out of memory with the first request
-
-
-@dataclass(frozen=True)
-class Line:
-    """One line of the ledger.
-
-    :ivar bytes: on one GPU.
-    :ivar group: ``load``: there before the pool is sized; ``pool``: what ``--mem-fraction-static`` gives;
-        ``slack``: taken from what the fraction leaves.
-    :ivar estimated: a rule of thumb, neither read nor restated.
-    :ivar note: how it comes about.
-    """
-
-    name: str
-    bytes: int
-    group: Group
-    estimated: bool = False
-    note: str = ""
+from sglang_bw.plan.verdict import Verdict as Verdict
+from sglang_bw.plan.verdict import judge, least_fraction
 
 
 @dataclass(frozen=True)
@@ -112,19 +90,6 @@ class MemoryLedger:
         }
 
 
-@dataclass(frozen=True)
-class Weights:
-    """The tensors of a target and its draft; estimated from the shapes where they were not read."""
-
-    target: Inventory
-    draft: Inventory | None = None
-
-    @property
-    def measured(self) -> bool:
-        """Whether all come from headers."""
-        return self.target.measured and (self.draft is None or self.draft.measured)
-
-
 def ledger(
     target: ModelShape,
     draft: ModelShape | None,
@@ -139,7 +104,8 @@ def ledger(
 ) -> MemoryLedger:
     """Work out the memory of the fullest GPU.
 
-    :param draft: of its own checkpoint; ``None`` without speculation, or with the target's own MTP head.
+    :param draft: of its own checkpoint; ``None`` with the target's own MTP head. Settings without speculation leave
+        it out.
     :param weights: from headers; estimated from the shapes when not given.
     :param context: tokens of the requests that shall fit.
     :param free_start: bytes, when they are known, for example from a log.
@@ -148,8 +114,10 @@ def ledger(
     """
     parallel.check(target)
     settings.check()
+    if settings.algorithm is None:
+        draft = None
     weights = weights or Weights(estimate(target), estimate(draft) if draft else None)
-    load = _Load(target, draft, parallel, settings, weights)
+    load = Load(target, draft, parallel, settings, weights)
     stage = worst_stage(
         parallel, target.layers, lambda index, _first, _end: sum(line.bytes for line in load.lines(index))
     )
@@ -157,24 +125,24 @@ def ledger(
     after = start - sum(line.bytes for line in load.lines(stage)) if free_after_load is None else free_after_load
 
     def sized(fraction: float) -> kv.Pool:
-        rest = after - start * (1 - fraction) - _kept_for_images(target, settings)
+        rest = after - start * (1 - fraction) - kept_for_images(target, settings)
         return kv.pool(rest, target, draft, parallel, settings, stage)
 
     made = sized(settings.mem_fraction_static)
     longest = settings.context_length or target.context
     # Without a context to hold, a pool is of some use when one pass of prefill fits.
     needed = context or min(longest or settings.chunked_prefill_size, max(2048, settings.chunked_prefill_size))
-    slack = int(start * (1 - settings.mem_fraction_static)) + _kept_for_images(target, settings)
-    taken = tuple(_slack_lines(target, draft, parallel, settings, load, made, stage))
+    slack = int(start * (1 - settings.mem_fraction_static)) + kept_for_images(target, settings)
+    taken = tuple(slack_lines(target, draft, parallel, settings, load, made, stage))
     left = slack - sum(line.bytes for line in taken)
-    least = _least_fraction(sized, needed)
-    verdict, reasons = _judge(made, needed, bool(context), left, least, after, start, settings)
+    least = least_fraction(sized, needed)
+    verdict, reasons = judge(made, needed, bool(context), left, least, after, start, settings)
     return MemoryLedger(
         board=board,
         parallel=parallel,
         settings=settings,
         stage=stage,
-        lines=(*load.lines(stage), *_pool_lines(made, settings), *taken),
+        lines=(*load.lines(stage), *pool_lines(made, settings), *taken),
         free_start=start,
         free_after_load=after,
         left=left,
@@ -189,174 +157,6 @@ def ledger(
         reasons=reasons,
         measured=weights.measured,
     )
-
-
-@dataclass(frozen=True)
-class _Load:
-    """What is on a GPU when the pool is sized, and the draft's weights, which come before or after."""
-
-    target: ModelShape
-    draft: ModelShape | None
-    parallel: Parallel
-    settings: EngineSettings
-    weights: Weights
-
-    @property
-    def loading(self) -> Loading:
-        settings = self.settings
-        return Loading(
-            shared_whole=settings.shared_whole,
-            dense_whole=settings.dense_whole,
-            head_by_attention=settings.head_by_attention,
-            redundant_experts=settings.redundant_experts,
-            online=settings.quantization,
-        )
-
-    def lines(self, stage: int) -> list[Line]:
-        """Return what is loaded before the pool is sized."""
-        source = "safetensors headers" if self.weights.target.measured else "estimate from config.json"
-        own = rank_bytes(self.weights.target, self.target, self.parallel, self.loading, stage)
-        lines = [Line("weights target", own, "load", not self.weights.target.measured, source)]
-        draft = self.draft_line(stage)
-        if draft and self.settings.release.draft_counted:
-            lines.append(draft)
-        workspace = overhead.all_to_all(self.target, self.parallel, self.settings)
-        if workspace:
-            lines.append(Line("all-to-all workspace", workspace, "load", note=f"--moe-a2a-backend {self.settings.a2a}"))
-        if self.settings.symm_mem_gib:
-            lines.append(Line("symmetric memory", int(self.settings.symm_mem_gib * _GIB), "load"))
-        lines.append(Line("loader's rest", overhead.LOADER_REST, "load", True, "what logs show beyond the weights"))
-        return lines
-
-    def draft_line(self, stage: int) -> Line | None:
-        """Return the draft's weights: with its own embedding and head, which it gives up after the pool is sized."""
-        if stage != self.parallel.pp - 1 or not (self.draft or self.settings.draft_is_mtp):
-            return None
-        if self.draft is None:
-            part = rank_bytes(self.weights.target, self.target, self.parallel, self.loading, stage, "mtp")
-            tables = sum(tables_bytes(self.target, self.parallel, self.loading))
-            measured = self.weights.target.measured and bool(self.weights.target.total("mtp"))
-            if not part:
-                part = rank_bytes(estimate(self.target), self.target, self.parallel, self.loading, stage, "mtp")
-            return Line(
-                "weights draft", part + tables, "load", not measured, "MTP head, with an embedding and output head"
-            )
-        single = Parallel(tp=self.parallel.tp, dp=self.parallel.dp)
-        inventory = self.weights.draft or estimate(self.draft)
-        held = rank_bytes(inventory, self.draft, single, self.loading)
-        for missing, size in zip(_tables(inventory), tables_bytes(self.draft, single, self.loading), strict=True):
-            held += 0 if missing else size
-        return Line(
-            "weights draft",
-            held,
-            "load",
-            not inventory.measured,
-            "with an embedding of its own until the pool is sized",
-        )
-
-
-def _tables(inventory: Inventory) -> tuple[bool, bool]:
-    return inventory.has(Role.EMBEDDING), inventory.has(Role.HEAD)
-
-
-def _kept_for_images(target: ModelShape, settings: EngineSettings) -> int:
-    if not target.multimodal or settings.language_only:
-        return 0
-    reserve = settings.release.multimodal_reserve_mib
-    return (reserve + (1024 if reserve and settings.gpu_transport else 0)) << 20
-
-
-def _pool_lines(made: kv.Pool, settings: EngineSettings) -> Iterator[Line]:
-    tokens = max(0, made.tokens)
-    target = made.cell.full + made.cell.window * (settings.swa_ratio if made.cell.full else 1)
-    yield Line("KV pool target", int(tokens * target), "pool", note=f"{target:,.0f} B a token")
-    if made.cell.draft:
-        yield Line("KV pool draft", tokens * made.cell.draft, "pool", note=f"{made.cell.draft:,} B a token")
-    if made.states:
-        yield Line("linear-attention states", made.states.bytes, "pool", note=f"{made.states.slots} slots")
-        if made.states.draft_bytes:
-            yield Line("states of verified drafts", made.states.draft_bytes, "pool")
-
-
-def _slack_lines(
-    target: ModelShape,
-    draft: ModelShape | None,
-    parallel: Parallel,
-    settings: EngineSettings,
-    load: _Load,
-    made: kv.Pool,
-    stage: int,
-) -> Iterator[Line]:
-    if not settings.release.draft_counted and (line := load.draft_line(stage)):
-        yield dataclasses.replace(line, group="slack", note="this engine loads it after the pool is sized")
-    if unpriced := made.cell.unpriced * max(0, made.tokens):
-        yield Line("KV pool draft, not counted", unpriced, "slack", note=f"{made.cell.unpriced:,} B a token")
-    length = settings.context_length + 4 + settings.draft_tokens
-    yield Line(
-        "request table",
-        made.max_requests * length * 4,
-        "slack",
-        note=f"{made.max_requests} requests x {length:,} tokens x 4 B",
-    )
-    if graphs := overhead.graphs(target, settings):
-        yield Line("CUDA graphs", graphs, "slack", True, "the engine's own rule of thumb")
-    if images := _kept_for_images(target, settings):
-        yield Line("multimodal caches", images, "slack", note="kept from the pool")
-    if activations := overhead.activations(target, parallel, settings):
-        yield Line(
-            "activations and workspaces",
-            activations,
-            "slack",
-            True,
-            f"prefill of {settings.chunked_prefill_size:,} tokens",
-        )
-
-
-def _least_fraction(sized: Callable[[float], kv.Pool], context: int) -> float | None:
-    """Return the smallest fraction, in thousandths, whose pool holds one request."""
-    need = max(1, context)
-    low, high = 0, 999
-    if sized(high / 1000).tokens < need:
-        return None
-    while low < high:
-        middle = (low + high) // 2
-        if sized(middle / 1000).tokens >= need:
-            high = middle
-        else:
-            low = middle + 1
-    return high / 1000
-
-
-def _judge(
-    made: kv.Pool,
-    context: int,
-    asked: bool,
-    left: int,
-    least: float | None,
-    after: int,
-    start: int,
-    settings: EngineSettings,
-) -> tuple[Verdict, tuple[str, ...]]:
-    fraction = settings.mem_fraction_static
-    way_out = f"--mem-fraction-static {least:.3f} is the least that holds {context:,} tokens" if least else ""
-    if after <= 0:
-        return "does not fit", (f"the weights alone take {-after / _GIB:.1f} GiB more than the GPU has",)
-    if made.tokens <= 0:
-        missing = f"after the load {after / _GIB:.1f} GiB are free, and --mem-fraction-static {fraction:.4g} keeps "
-        missing += f"{start * (1 - fraction) / _GIB:.1f} GiB of them from the KV pool"
-        return "does not fit", tuple(text for text in (missing, way_out) if text)
-    reasons = []
-    if made.tokens < context:
-        what = "one request" if asked else "one prefill pass"
-        reasons.append(f"the KV pool holds {made.tokens:,} tokens, less than {what} of {context:,}")
-        reasons += [way_out] if way_out else []
-        if asked:
-            return "does not fit", tuple(reasons)
-    elif made.bytes(settings.swa_ratio) < _LEAST_POOL:
-        reasons.append(f"the KV pool holds {made.tokens:,} tokens; a load that takes 1 GiB more leaves none")
-    if left < _LEAST_SLACK:
-        reasons.append(f"{left / _GIB:.1f} GiB are left beside graphs and activations, and 1 GiB is wise")
-    return ("tight", tuple(reasons)) if reasons else ("fits", ())
 
 
 @dataclass(frozen=True)
