@@ -95,14 +95,26 @@ def left_out_errors(rows: Sequence[bundle.Measured]) -> list[float]:
 
 def fit_bundle(rows: Sequence[bundle.Measured]) -> dict[str, float]:
     """Return the least-squares weights of ``bundle.features`` for log R."""
-    import numpy as np
-
     best = bundle.best_baselines([row.run for row in rows])
     names = list(bundle.features(rows[0].run))
-    inputs = np.array([[bundle.features(row.run)[name] for name in names] for row in rows])
-    ratios = [bundle.own_ratio(row, bundle.waiting(row.run, best)) for row in rows]
-    weights, *_ = np.linalg.lstsq(inputs, np.log(ratios), rcond=None)
-    return {name: round(float(weight), 4) for name, weight in zip(names, weights, strict=True)}
+    inputs = [[bundle.features(row.run)[name] for name in names] for row in rows]
+    ratios = [math.log(bundle.own_ratio(row, bundle.waiting(row.run, best))) for row in rows]
+    squares = [[sum(row[m] * row[n] for row in inputs) for n in range(len(names))] for m in range(len(names))]
+    products = [sum(row[m] * ratio for row, ratio in zip(inputs, ratios, strict=True)) for m in range(len(names))]
+    return {name: round(weight, 4) for name, weight in zip(names, _solve(squares, products), strict=True)}
+
+
+def _solve(matrix: list[list[float]], values: list[float]) -> list[float]:
+    """Return x with ``matrix`` x = ``values``: Gaussian elimination with pivots, for a handful of unknowns."""
+    rows = [[*row, value] for row, value in zip(matrix, values, strict=True)]
+    for place in range(len(rows)):
+        pivot = max(range(place, len(rows)), key=lambda n: abs(rows[n][place]))
+        rows[place], rows[pivot] = rows[pivot], rows[place]
+        rows[place] = [value / rows[place][place] for value in rows[place]]
+        for other, row in enumerate(rows):
+            if other != place:
+                rows[other] = [a - row[place] * b for a, b in zip(row, rows[place], strict=True)]
+    return [row[-1] for row in rows]
 
 
 def spread(cells: Sequence[Example], fitted: Parameters, basis: Sequence[str]) -> float:
