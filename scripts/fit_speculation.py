@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -28,8 +29,9 @@ from sglang_bw.plan.replay.cells import Cell, costs, observed
 from sglang_bw.plan.replay.forms import read
 from sglang_bw.plan.speculation.accept import golden
 from sglang_bw.plan.speculation.cost import Parts, attention_share
-from sglang_bw.plan.speculation.nearest import Curves
-from sglang_bw.plan.speculation.tables import Parameters
+from sglang_bw.plan.speculation.curve import NEAREST
+from sglang_bw.plan.speculation.nearest import Curves, Host
+from sglang_bw.plan.speculation.tables import Parameters, parameters
 
 OUTPUT = Path(__file__).resolve().parent.parent / "sglang_bw" / "plan" / "data" / "speculation.json"
 # name, prior, its standard deviation, upper bound
@@ -40,6 +42,10 @@ _PRIORS = (
     ("vllm", 0.85, 0.2, 1.0),
     ("sglang", 0.5, 0.3, 1.0),
 )
+# Interpolation lies between measured points and is as good.
+_BASES = {"measured": "measured", "interpolated": "measured", "extrapolated": "extrapolated", NEAREST: NEAREST}
+# 80 % of a normal distribution lie within this many standard deviations.
+_Z80 = 1.2816
 # A log error counts up to here: some published cells are plainly broken runs.
 _OUTLIER = 0.3
 
@@ -95,20 +101,63 @@ def left_out_errors(rows: Sequence[bundle.Measured]) -> list[float]:
 
 def fit_bundle(rows: Sequence[bundle.Measured]) -> dict[str, float]:
     """Return the least-squares weights of ``bundle.features`` for log R."""
-    import numpy as np
-
     best = bundle.best_baselines([row.run for row in rows])
     names = list(bundle.features(rows[0].run))
-    inputs = np.array([[bundle.features(row.run)[name] for name in names] for row in rows])
-    ratios = [bundle.own_ratio(row, bundle.waiting(row.run, best)) for row in rows]
-    weights, *_ = np.linalg.lstsq(inputs, np.log(ratios), rcond=None)
-    return {name: round(float(weight), 4) for name, weight in zip(names, weights, strict=True)}
+    inputs = [[bundle.features(row.run)[name] for name in names] for row in rows]
+    ratios = [math.log(bundle.own_ratio(row, bundle.waiting(row.run, best))) for row in rows]
+    squares = [[sum(row[m] * row[n] for row in inputs) for n in range(len(names))] for m in range(len(names))]
+    products = [sum(row[m] * ratio for row, ratio in zip(inputs, ratios, strict=True)) for m in range(len(names))]
+    return {name: round(weight, 4) for name, weight in zip(names, _solve(squares, products), strict=True)}
 
 
-def spread(cells: Sequence[Example], fitted: Parameters, basis: Sequence[str]) -> float:
-    """Return the standard deviation of log S of cells of these bases, from the middle 80 % of them."""
-    errors = sorted(abs(math.log(cell.predicted(fitted) / cell.speedup)) for cell in cells if cell.parts.basis in basis)
-    return round(errors[int(0.8 * len(errors))] / 1.2816, 3)
+def _solve(matrix: list[list[float]], values: list[float]) -> list[float]:
+    """Return x with ``matrix`` x = ``values``: Gaussian elimination with pivots, for a handful of unknowns."""
+    rows = [[*row, value] for row, value in zip(matrix, values, strict=True)]
+    for place in range(len(rows)):
+        pivot = max(range(place, len(rows)), key=lambda n: abs(rows[n][place]))
+        rows[place], rows[pivot] = rows[pivot], rows[place]
+        rows[place] = [value / rows[place][place] for value in rows[place]]
+        for other, row in enumerate(rows):
+            if other != place:
+                rows[other] = [a - row[place] * b for a, b in zip(row, rows[place], strict=True)]
+    return [row[-1] for row in rows]
+
+
+def held_out(rows: Sequence[dict[str, str]], trained: Sequence[str]) -> tuple[Parameters, list[Example]]:
+    """Return the parameters fitted on some sources, and the cells of the others.
+
+    Nothing of a held-out source is known while it is predicted but its own plain decode points: the curves that fill
+    gaps come from the trained sources, and so do all parameters.
+    """
+    train = [row for row in rows if row["source"] in trained]
+    known: dict[Host, dict[tuple[int, int], float]] = {}
+    for cell in map(Cell.of, train):
+        known.setdefault(cell.host, {})[cell.context, cell.concurrency] = cell.seconds
+    tested = []
+    for source in sorted({row["source"] for row in rows} - set(trained)):
+        tested += examples([row for row in rows if row["source"] == source], known)
+    return fit(examples(train, {}), parameters()), tested
+
+
+def spreads(rows: Sequence[dict[str, str]]) -> dict[str, float]:
+    """Return basis -> standard deviation of log S, from the 80th percentile of the errors on sources held out singly.
+
+    Nobody's host is in the table when it is another model's: its spread is twice that of a nearest curve.
+    """
+    sources = {row["source"] for row in rows}
+    errors: defaultdict[str, list[float]] = defaultdict(list)
+    for source in sorted(sources):
+        fitted, tested = held_out(rows, sorted(sources - {source}))
+        for cell in tested:
+            errors[_BASES[cell.parts.basis]].append(abs(math.log(cell.predicted(fitted) / cell.speedup)))
+    found = {basis: round(sorted(own)[int(0.8 * len(own))] / _Z80, 3) for basis, own in errors.items()}
+    return {
+        "measured": found["measured"],
+        "interpolated": found["measured"],
+        "extrapolated": found["extrapolated"],
+        NEAREST: found[NEAREST],
+        "nearest host": round(2 * found[NEAREST], 3),
+    }
 
 
 def _named(values: Sequence[float], start: Parameters) -> Parameters:
@@ -149,23 +198,16 @@ def _descend(cost: Callable[[Sequence[float]], float], values: list[float]) -> l
 
 def main(path: Path) -> None:
     start = Parameters(**json.loads(OUTPUT.read_text(encoding="utf-8"))["parameters"])
-    cells = examples(read(path).rows)
+    rows = read(path).rows
+    cells = examples(rows)
     fitted = fit(cells, start)
-    measured = spread(cells, fitted, ["measured", "interpolated"])
-    guessed = spread(cells, fitted, ["extrapolated", "nearest curve"])
     fitted = replace(
         fitted,
         traffic={name: round(value, 3) for name, value in fitted.traffic.items()},
         attention={name: round(value, 3) for name, value in fitted.attention.items()},
         draft_step=round(fitted.draft_step, 4),
         bundle=fit_bundle(bundle.shipped()),
-        sigma={
-            "measured": measured,
-            "interpolated": measured,
-            "extrapolated": guessed,
-            "nearest curve": guessed,
-            "nearest host": round(2 * guessed, 3),
-        },
+        sigma=spreads(rows),
     )
     made = {"made_by": f"python -m scripts.fit_speculation {path.name}", "rows": len(cells)}
     OUTPUT.write_text(json.dumps({**made, "parameters": asdict(fitted)}, indent=2) + "\n", encoding="utf-8")

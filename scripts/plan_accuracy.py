@@ -15,12 +15,11 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from scripts.fit_speculation import Example, examples, fit, left_out_errors
+from scripts.fit_speculation import Example, held_out, left_out_errors
 from sglang_bw.plan.replay import bundle, replay
 from sglang_bw.plan.replay.forms import read
 from sglang_bw.plan.replay.result import found, spread
-from sglang_bw.plan.speculation.nearest import Curves, Host
-from sglang_bw.plan.speculation.tables import Parameters, parameters
+from sglang_bw.plan.speculation.tables import Parameters
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "plan.md"
 _MARK = "accuracy, written by scripts/plan_accuracy.py"
@@ -40,27 +39,12 @@ class Half:
 
 
 def halves(rows: Sequence[dict[str, str]]) -> Iterator[Half]:
-    """Yield every division of the sources into two halves (of an odd number: both roundings).
-
-    Nothing of a tested source is known while it is predicted but its own plain decode points: the curves that fill
-    gaps come from the trained sources, and so do all parameters.
-    """
+    """Yield every division of the sources into two halves (of an odd number: both roundings)."""
     sources = sorted({row["source"] for row in rows})
-    own = {source: [row for row in rows if row["source"] == source] for source in sources}
     for size in sorted({len(sources) // 2, (len(sources) + 1) // 2}):
         for trained in combinations(sources, size):
-            train = [row for source in trained for row in own[source]]
-            known = _curves(train)
-            tested = [cell for source in sources if source not in trained for cell in examples(own[source], known)]
-            yield Half(trained, fit(examples(train, {}), parameters()), tuple(tested))
-
-
-def _curves(rows: Sequence[dict[str, str]]) -> Curves:
-    curves: dict[Host, dict[tuple[int, int], float]] = {}
-    for example in examples(rows, {}):
-        cell = example.cell
-        curves.setdefault(cell.host, {})[cell.context, cell.concurrency] = cell.seconds
-    return curves
+            fitted, tested = held_out(rows, trained)
+            yield Half(trained, fitted, tuple(tested))
 
 
 def shares(pairs: Sequence[tuple[float, float]]) -> tuple[float, float, float]:

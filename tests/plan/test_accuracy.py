@@ -14,6 +14,7 @@ from scripts.plan_accuracy import PAGE, Half, halves, shares
 from sglang_bw.plan.replay import bundle, replay
 from sglang_bw.plan.replay.forms import read
 from sglang_bw.plan.speculation.tables import parameters
+from sglang_bw.plan.speculation.verdict import Interval
 
 DATA = Path(__file__).parent / "data"
 CELLS = DATA / "speculation_cells.csv"
@@ -29,6 +30,18 @@ def test_losses_and_wins_of_sources_nobody_fitted_on(divided: list[Half]) -> Non
     assert losses >= 0.80
     assert wins >= 0.95
     assert always < 0.85, "the score of 'it always pays', which finds no loss at all"
+
+
+def test_intervals_hold_about_eighty_percent_of_what_was_held_out(divided: list[Half]) -> None:
+    sigma = parameters().sigma
+    held = [
+        Interval.around(cell.predicted(half.fitted), sigma[cell.parts.basis])
+        for half in divided
+        for cell in half.tested
+    ]
+    observed = [cell.speedup for half in divided for cell in half.tested]
+    inside = sum(interval.low <= value <= interval.high for interval, value in zip(held, observed, strict=True))
+    assert 0.7 < inside / len(observed) < 0.9
 
 
 def test_what_was_fitted_depends_on_what_was_trained_on(divided: list[Half]) -> None:

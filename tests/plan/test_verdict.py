@@ -78,6 +78,15 @@ def test_glm_falls_off_its_cliff_at_32_rows() -> None:
     assert cells[8].best_steps < 3, "a narrower verify pass stays before the cliff"
 
 
+@pytest.mark.parametrize(("backend", "cliff"), [("flashinfer_cutlass", False), ("b12x", True)])
+def test_the_curve_of_the_same_moe_backend_is_taken(backend: str, cliff: bool) -> None:
+    """SGLang's GLM-5: a step of 16 rows costs twice one of 8 with b12x, not with cutlass."""
+    cost = round_cost(Host("zai-org/GLM-5-FP8", f"SGLang moe={backend}", "TP8"))
+    cells = _by_width(verdicts(accept_curve("GLM-5"), cost, [0], [4, 8]))
+    assert ("cliff at 16 rows" in cells[4].basis) is cliff
+    assert cells[8].verdict is (Verdict.LOSES if cliff else Verdict.PAYS)
+
+
 def test_another_model_s_curve_does_not_decide_what_its_interval_leaves_open() -> None:
     cells = verdicts(
         accept_curve("New-100B-A10B", "x/eagle3"), round_cost(Host("New-100B-A10B", "sglang")), [0], [16, 64]

@@ -14,6 +14,8 @@ from sglang_bw.plan.replay import bundle, cells
 from sglang_bw.plan.replay.forms import Form, Table, read
 from sglang_bw.plan.replay.result import Prediction, Replay
 
+__all__ = ["Replay", "replay"]
+
 
 def replay(path: Path, *, accept_length_given: bool = False) -> Replay:
     """Predict each row of a CSV file.
@@ -43,5 +45,5 @@ def _whole(table: Table, predictions: list[Prediction]) -> list[Prediction]:
 def _tokens(row: Mapping[str, str]) -> Prediction:
     observed = cells.positive(row.get("max_total_num_tokens")) or cells.positive(row.get("obs_tokens"))
     found = memory_rows.predict(row)
-    how = {"basis": found.reason} if found.tokens is not None else {"reason": found.reason}
-    return Prediction(found.tokens, observed, **how)
+    basis, reason = (found.reason, "") if found.tokens is not None else ("", found.reason)
+    return Prediction(found.tokens, observed, basis=basis, reason=reason)

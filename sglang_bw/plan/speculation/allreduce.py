@@ -53,7 +53,7 @@ class AllReduce:
         for (small, quick), (large, slow) in pairwise(self.latencies):
             if size <= large:
                 weight = math.log(size / small) / math.log(large / small)
-                return self.calls * quick * (slow / quick) ** weight
+                return self.calls * float(quick * (slow / quick) ** weight)
         raise AssertionError("the sizes are sorted")
 
 

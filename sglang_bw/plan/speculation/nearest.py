@@ -18,6 +18,7 @@ _ENOUGH = 4
 # What a difference counts against the root mean square of log times, the measure of the shapes' distance.
 _OTHER_FAMILY, _OTHER_PARALLEL, _OTHER_ENGINE, _OTHER_SOURCE, _NO_FURTHER = 0.3, 0.15, 0.05, 0.05, 0.02
 _NOTHING_SHARED = 0.5
+_WORD = re.compile(r"[a-z0-9]+")
 _ACTIVE = re.compile(r"[-_ ]A\d+(\.\d+)?B\b", re.IGNORECASE)
 
 
@@ -132,7 +133,7 @@ def _shortest(points: Points) -> dict[int, float]:
 
 def _strange(host: Host, other: Host) -> float:
     """Return how different the words are that describe two engines, the first word counting most."""
-    ours, theirs = set(host.engine.lower().split()), set(other.engine.lower().split())
+    ours, theirs = set(_WORD.findall(host.engine.lower())), set(_WORD.findall(other.engine.lower()))
     shared = len(ours & theirs) / max(len(ours | theirs), 1)
     return (_first(host.engine) != _first(other.engine)) + 1 - shared
 
