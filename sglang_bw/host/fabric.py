@@ -84,19 +84,15 @@ def fabric(system: System, gpus: Gpus) -> Fabric:
 
 def findings(system: System, between: Fabric) -> Iterator[Finding]:
     """Yield what there is to say about the ways between GPUs."""
-    if not between.gpus.boards:
-        for group in (_TOPOLOGY, _PEER, _WINDOW):
-            yield group.unseen(group.title.lower(), "no GPU to look at")
-    elif not between.multi:
-        yield _TOPOLOGY.ok("topology", "one GPU: nothing between GPUs")
-        yield from _windows(between)
-        return
-    else:
+    if between.multi:
         yield from _topology(system, between)
         yield from _peers(between)
-        yield from _windows(between)
+    elif between.gpus.boards:
+        yield _TOPOLOGY.ok("topology", "one GPU: nothing between GPUs")
+    yield from _windows(between)
     yield _iommu(system, between)
-    yield _acs(system, between)
+    if between.multi:
+        yield _acs(system, between)
 
 
 def _topology(system: System, between: Fabric) -> Iterator[Finding]:
