@@ -157,8 +157,10 @@ def _peer_fix(between: Fabric, bad: list[Pair]) -> str:
 
 
 def _windows(between: Fabric) -> Iterator[Finding]:
-    small = [gpu for gpu in between.gpus.boards if _window(between, gpu) and not _whole(between, gpu)]
-    unknown = [gpu for gpu in between.gpus.boards if not _window(between, gpu)]
+    # A board that shares the processor's memory (DGX Spark) has none of its own to show through a window.
+    own = [gpu for gpu in between.gpus.boards if gpu.memory]
+    small = [gpu for gpu in own if _window(between, gpu) and not _whole(between, gpu)]
+    unknown = [gpu for gpu in own if not _window(between, gpu)]
     if small:
         size = min(_window(between, gpu) for gpu in small)
         says = f"GPU {numbers([gpu.index for gpu in small])}: BAR1 is {size / MIB:,.0f} MiB, less than the memory"
