@@ -17,6 +17,7 @@ _HEADER_BYTES = 64
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _MOST_SECTIONS = 4096
 _DYNAMIC = 6  # section type
+_NO_BITS = 8  # section type of .bss: a length, and no bytes in the file
 _NEEDED = 1  # tag of a dynamic entry
 
 
@@ -88,14 +89,16 @@ def _sections(data: mmap.mmap) -> Iterator[Section]:
         raise BadElfError("the section names are not there")
     strings, strings_end = rows[names][4], rows[names][4] + rows[names][5]
     for name, kind, _flags, _address, start, length, link, _info, _align, _entry in rows:
-        occupies = kind != 8  # .bss has a length and no bytes
-        if occupies and start + length > len(data):
+        if kind == _NO_BITS:
+            start = length = 0
+        if start + length > len(data):
             raise BadElfError("the file is cut short: a section reaches beyond its end")
-        yield Section(_string(data, strings + name, strings_end), kind, link, start, start + length * occupies)
+        yield Section(_string(data, strings + name, strings_end), kind, link, start, start + length)
 
 
 def _string(data: mmap.mmap, start: int, limit: int) -> str:
-    end = data.find(b"\0", start, min(limit, len(data)))
+    limit = min(limit, len(data))
+    end = data.find(b"\0", start, limit) if start < limit else -1
     if end < 0:
         raise BadElfError("a name is cut short")
     return data[start:end].decode(errors="replace")

@@ -84,19 +84,15 @@ def fabric(system: System, gpus: Gpus) -> Fabric:
 
 def findings(system: System, between: Fabric) -> Iterator[Finding]:
     """Yield what there is to say about the ways between GPUs."""
-    if not between.gpus.boards:
-        for group in (_TOPOLOGY, _PEER, _WINDOW):
-            yield group.unseen(group.title.lower(), "no GPU to look at")
-    elif not between.multi:
-        yield _TOPOLOGY.ok("topology", "one GPU: nothing between GPUs")
-        yield from _windows(between)
-        return
-    else:
+    if between.multi:
         yield from _topology(system, between)
         yield from _peers(between)
-        yield from _windows(between)
+    elif between.gpus.boards:
+        yield _TOPOLOGY.ok("topology", "one GPU: nothing between GPUs")
+    yield from _windows(between)
     yield _iommu(system, between)
-    yield _acs(system, between)
+    if between.multi:
+        yield _acs(system, between)
 
 
 def _topology(system: System, between: Fabric) -> Iterator[Finding]:
@@ -161,8 +157,10 @@ def _peer_fix(between: Fabric, bad: list[Pair]) -> str:
 
 
 def _windows(between: Fabric) -> Iterator[Finding]:
-    small = [gpu for gpu in between.gpus.boards if _window(between, gpu) and not _whole(between, gpu)]
-    unknown = [gpu for gpu in between.gpus.boards if not _window(between, gpu)]
+    # A board that shares the processor's memory (DGX Spark) has none of its own to show through a window.
+    own = [gpu for gpu in between.gpus.boards if gpu.memory]
+    small = [gpu for gpu in own if _window(between, gpu) and not _whole(between, gpu)]
+    unknown = [gpu for gpu in own if not _window(between, gpu)]
     if small:
         size = min(_window(between, gpu) for gpu in small)
         says = f"GPU {numbers([gpu.index for gpu in small])}: BAR1 is {size / MIB:,.0f} MiB, less than the memory"

@@ -22,7 +22,7 @@ def findings(gpus: Gpus, loaded: Mapping[int, UnderLoad]) -> Iterator[Finding]:
     :param loaded: links that were seen at work, by GPU index.
     """
     if not gpus.boards:
-        yield _GROUP.unseen("GPUs", "no GPU to look at")
+        yield _GROUP.unseen("GPUs", "no GPU to look at: nor links, topology, peer access, windows")
         return
     for name, boards in _alike(gpus.boards, lambda gpu: (gpu.name, gpu.arch, gpu.memory)):
         memory = boards[0].memory

@@ -30,6 +30,7 @@ GIB = 1 << 30
 SPARE_BYTES = 2 * GIB
 _OTHER_FORMATS = {".bin", ".pt", ".pth", ".gguf", ".onnx", ".msgpack", ".h5", ".ot", ".tflite"}
 _NOT_NEEDED = {".png", ".jpg", ".jpeg", ".gif", ".webp", ".svg", ".mp4", ".pdf"}
+_LOGIN = "For a gated model accept its terms on the hub, then `hf auth login`."
 _TRUE = ("1", "on", "yes", "true")
 
 
@@ -169,7 +170,7 @@ def problem(remote: Remote, *, beside: int = 0) -> BwError | None:
     if remote.problem:
         return FetchError(
             f"the {model.role} {model.name} is not in {model.cache} as a whole, and {remote.problem}",
-            hint="`hf auth login` for a gated model; a mirror: HF_ENDPOINT; or --model-path DIR, --draft DIR.",
+            hint=f"{_LOGIN} A mirror: HF_ENDPOINT; or --model-path DIR, --draft DIR.",
         )
     there = next(path for path in (model.cache, *model.cache.absolute().parents) if path.exists())
     free = shutil.disk_usage(there).free
@@ -224,7 +225,7 @@ def fetch(remote: Remote, environ: Mapping[str, str], tell: Callable[[int], None
         why = said[-1][:300] if said else f"exit code {child.returncode}"
         raise FetchError(
             f"the {model.role} {model.name} did not come: {why}",
-            hint="the same command goes on where it stopped.",
+            hint=_LOGIN if "Gated" in why or "401" in why else "the same command goes on where it stopped.",
         )
     tell(remote.missing_bytes)
 

@@ -304,7 +304,9 @@ def test_what_a_board_does_not_tell_is_not_seen_and_no_error(examine: Examine) -
     assert "memory shared with the processor" in the(found, "boards").says
     assert the(found, "power limit").verdict is Verdict.UNSEEN
     assert the(found, "PCIe link").verdict is Verdict.UNSEEN
+    assert not [item for item in found.findings if item.name == "BAR1"]
     kernels = the(found, "kernel objects")
+    assert [item.name for item in found.findings if item.verdict in (Verdict.FAIL, Verdict.WARN)] == ["kernel objects"]
     assert kernels.verdict is Verdict.FAIL  # sm_120a code does not run on sm_121
     assert "nothing for sm121" in kernels.says
 

@@ -21,11 +21,15 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @dataclass
 class Hub:
-    """``models``: id -> file name -> content. ``slow``: seconds that each 64 KiB take. ``status``: of every answer."""
+    """``models``: id -> file name -> content. ``slow``: seconds that each 64 KiB take. ``status``: of every answer.
+
+    ``gated``: everybody may see what a model consists of, and nobody may have it.
+    """
 
     models: dict[str, dict[str, bytes]] = field(default_factory=dict)
     slow: float = 0.0
     status: int = 200
+    gated: bool = False
     claimed: dict[str, int] = field(default_factory=dict)  # sizes that are told in place of the real ones
     requests: list[str] = field(default_factory=list)
     url: str = ""
@@ -96,6 +100,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         data = self.hub.models.get(name, {}).get(rest.partition("/")[2])
         if data is None:
             self.answer(b"", status=404, headers={"X-Error-Code": "EntryNotFound"})
+            return
+        if self.hub.gated:
+            self.answer(b"", status=403, headers={"X-Error-Code": "GatedRepo"})
             return
         is_large = path.endswith(LARGE)
         mark = hashlib.sha256(data).hexdigest() if is_large else etag(data)

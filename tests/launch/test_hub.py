@@ -88,6 +88,13 @@ def test_a_hub_that_refuses_is_quoted(serve: Serve, served: Hub, status: int, sa
     assert "hf auth login" in said
 
 
+def test_a_gated_model_is_told_by_its_first_file(serve: Serve, served: Hub) -> None:
+    served.gated = True
+    said = refused(serve, code=64)
+    assert "the target org/model did not come: GatedRepoError" in said
+    assert "hf auth login" in said
+
+
 def test_without_a_hub_a_whole_cache_serves(serve: Serve, served: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{free_port()}")
     assert "the hub cannot be reached" in refused(serve, code=64)

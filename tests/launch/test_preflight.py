@@ -8,14 +8,16 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from sglang_bw.cli import cli
-from sglang_bw.errors import GpuBusyError, GpuSelectionError, ToolchainError
+from sglang_bw.cli import cli, host_checks
+from sglang_bw.errors import BwError, GpuBusyError, GpuSelectionError, ToolchainError
 from sglang_bw.host import nvml
+from sglang_bw.launch import engine as engines
 from sglang_bw.launch import preflight
 from sglang_bw.launch.command import Command
 from sglang_bw.recipes import flags
 from tests.host.fake_host import GIB, Board, Host, process
 from tests.host.test_doctor import make_environment
+from tests.launch.serving import free_port
 
 
 def command(*tokens: str) -> Command:
@@ -131,3 +133,62 @@ def test_gpus_on_a_cpu_are_a_wrong_usage() -> None:
     done = CliRunner().invoke(cli, ["serve", "tiny", "--device", "cpu", "--gpus", "0"])
     assert done.exit_code == 2
     assert "--gpus goes with --device cuda" in done.output
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ((), GpuBusyError, "GPU 0: 5.6 of 95.6 GiB free"),
+        (("--gpus", "9"), GpuSelectionError, "GPU 9 is not on this machine; GPUs here: 2: 0 to 1"),
+        (("--", "--tp", "4"), GpuSelectionError, "needs 4 GPUs"),
+        (("--gpus", "1"), None, ""),
+    ],
+)
+def test_serve_refuses_before_it_starts(
+    fake_tree: Path,
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: tuple[str, ...],
+    error: type[BwError] | None,
+    says: str,
+) -> None:
+    """The refusals reach the command line; the one that is let through gets as far as the start."""
+    host = Host(boards=[Board(used=90 * GIB), Board()])
+    monkeypatch.setattr(nvml, "load", host.nvml)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(preflight.toolchain, "findings", lambda *_: ())
+    monkeypatch.setattr(preflight.drivers, "findings", lambda *_: ())
+    started: list[dict[str, str]] = []
+
+    def start(_command: Command, _argv: list[str], environ: dict[str, str], *_: object) -> None:
+        started.append(environ)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sglang_bw.cli.launch.server.start", start)
+    common = ["--device", "cuda", "--engine-tree", str(fake_tree), "--port", str(free_port()), "--draft", str(model)]
+    done = CliRunner().invoke(cli, ["serve", str(model), *common, *options])
+    if error is None:
+        assert started[0]["CUDA_VISIBLE_DEVICES"] == "1"
+        assert started[0]["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    else:
+        assert not started
+        assert isinstance(done.exception, error), done.output
+        assert says in done.exception.message
+        if not isinstance(done.exception, GpuSelectionError) or "needs" in says:
+            assert "--force goes on all the same" in done.exception.hint
+
+
+def test_force_goes_on_and_says_what_it_let_through(fake_tree: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    engine = engines.find(None, fake_tree)
+    here = nvml.read(Host(boards=[Board(used=90 * GIB)]).nvml())
+    launch = command("--tp", "2", "--load-format", "dummy")
+    with pytest.raises(GpuSelectionError):
+        host_checks.check(launch, here, engine, {}, force=False)
+    host_checks.check(launch, here, engine, {}, force=True)
+    said = capfd.readouterr().err.replace("\n", " ")
+    assert "warning: the launch needs 2 GPUs" in said
+
+
+def test_programs_of_the_engines_environment_come_first(fake_tree: Path) -> None:
+    engine = engines.find(None, fake_tree)
+    assert str(engine.probed.executable.parent) in engine.environment()["PATH"].split(":")
