@@ -156,19 +156,19 @@ def _changes(plan: Plan) -> None:
     changes = plan.resolution.changes
     if not changes:
         return
-    table = _table("what the engine makes of it", "argument", "asked", "will be", "by")
+    out.print(Text("what the engine makes of it", style="bold"))
     for change in changes:
-        style = "bold" if change.explicit else ""
-        table.add_row(change.name, _asked(change), _short(change.effective), change.rule, style=style)
+        style = "yellow" if change.explicit else ""
+        before = f"{_short(change.asked)} -> " if change.explicit else ""
+        _change(f"{change.name}: {before}{_short(change.effective)}", change.rule, style)
     for name, (value, rule) in plan.resolution.environment.items():
-        table.add_row(name, "", _short(value), rule)
-    out.print(table)
+        _change(f"{name}={_short(value)}", rule, "")
     for note in plan.resolution.notes:
         out.print(Text(f"engine: {note}", style="dim"))
 
 
-def _asked(change: Change) -> str:
-    return _short(change.asked) if change.explicit else "-"
+def _change(text: str, rule: str, style: str) -> None:
+    out.print(Text.assemble(("  " + text, style), (f"  by {rule.rpartition(': ')[2]}", "dim")))
 
 
 def _short(value: Any) -> str:

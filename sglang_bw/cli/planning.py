@@ -18,8 +18,8 @@ from sglang_bw.launch import selection
 from sglang_bw.launch.engine import Engine
 from sglang_bw.plan.question import PlannedEngine, Question
 from sglang_bw.plan.resolve import EngineFiles
-from sglang_bw.recipes import releases
-from sglang_bw.recipes.flags import Flags
+from sglang_bw.recipes import flags, releases
+from sglang_bw.recipes.flags import Flag, Flags
 from sglang_bw.recipes.hardware import Device, Hardware
 from sglang_bw.recipes.schema import Recipe
 
@@ -56,13 +56,21 @@ def question(wish: Wish) -> Question:
     recipe = selection.select(wish.name, model=wish.model, draft=wish.draft)
     machine, board, notes = _machine(recipe, wish)
     engine = _engine(wish)
-    command = commands.build(recipe, machine, {}, speculate=wish.speculate, extra=wish.extra, version=engine.version)
+    extra = wish.extra
+    divided = any(flags.has(extra, name) for name in ("tp-size", "pp-size"))
+    if selection.is_model(wish.name) and machine.count > 1 and not divided:
+        extra = (*extra, Flag("tp-size", (str(machine.count),)))
+        notes = (
+            *notes,
+            f"--tp-size {machine.count}: a model is divided over all GPUs unless flags behind -- say otherwise",
+        )
+    command = commands.build(recipe, machine, {}, speculate=wish.speculate, extra=extra, version=engine.version)
     return of_command(recipe, command.flags, command.env, machine, board, engine, wish=wish, notes=notes)
 
 
 def of_command(
     recipe: Recipe,
-    flags: Flags,
+    command_line: Flags,
     env: Mapping[str, str],
     machine: Hardware,
     board: Board,
@@ -74,7 +82,7 @@ def of_command(
     """Return the question about a command line that is already put together."""
     return Question(
         recipe=recipe,
-        flags=flags,
+        flags=command_line,
         env=env,
         machine=machine,
         board=board,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from sglang_bw.plan.config import read_shape
 from sglang_bw.plan.estimate import estimate
 from sglang_bw.plan.inventory import Inventory, take
 from sglang_bw.plan.shapes import ModelShape
+from sglang_bw.recipes import configs
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -60,7 +60,7 @@ def read(
         return read_directory(path)
     if not _is_hub_id(source):
         raise CheckpointError(f"{source!r} is neither a directory nor a hub id", hint="A hub id looks like owner/name.")
-    if cached := cached_directory(source, revision):
+    if cached := configs.cached(source, revision):
         return read_directory(cached, name=source)
     from sglang_bw.plan import hub
 
@@ -189,20 +189,6 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise CheckpointError(f"{path} is not a JSON object", hint="Fetch the file again.")
     return data
-
-
-def cached_directory(name: str, revision: str | None) -> Path | None:
-    """Return the snapshot of a model in the hub's cache, when its configuration is there."""
-    home = Path(os.environ.get("HF_HOME") or Path("~/.cache/huggingface").expanduser())
-    root = Path(os.environ.get("HF_HUB_CACHE") or home / "hub") / f"models--{name.replace('/', '--')}"
-    wanted = revision or "main"
-    reference = root / "refs" / wanted
-    try:
-        commit = reference.read_text().strip() if reference.is_file() else wanted
-        snapshot = root / "snapshots" / commit
-        return snapshot if (snapshot / "config.json").is_file() else None
-    except OSError:
-        return None
 
 
 def _is_hub_id(name: str) -> bool:
