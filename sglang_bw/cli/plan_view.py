@@ -13,7 +13,6 @@ from sglang_bw.cli.console import out
 if TYPE_CHECKING:
     from sglang_bw.plan.memory import Alternative, MemoryLedger
     from sglang_bw.plan.plan import Plan
-    from sglang_bw.plan.resolve import Change
     from sglang_bw.plan.speculation import Cell
 
 _GIB = 1 << 30

@@ -178,8 +178,7 @@ def make(
         notes.append(
             f"the flags of sglang {question.engine.version} were not read; those of the nearest older release count"
         )
-    values = asked(question.flags) if resolution.source == "restated" else dict(resolution.effective)
-    division = parallel_of(values)
+    division = parallel_of(resolution.effective or asked(question.flags))
     _check_machine(question, division)
     memory_settings = _settings(question, known, resolution, division)
     ledger, others = _memory(question, known, division, memory_settings)
