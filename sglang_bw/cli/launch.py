@@ -116,7 +116,8 @@ def serve(
     chosen = _device(device, extra, engine)
     environ = engine.environment()
     here = host_checks.gpus(chosen, gpus, look=not dry_run)
-    machine = planning.machine(recipe, chosen, here, gpus)
+    visible = gpus or environ.get("CUDA_VISIBLE_DEVICES")
+    machine = planning.machine(recipe, chosen, here, visible)
     version = engine.installation.version
     command = commands.build(
         recipe, machine, environ, host=host, port=port, speculate=not no_spec, extra=extra, version=version
@@ -129,7 +130,7 @@ def serve(
     note = engine.check(recipe, allow_stock=allow_stock, force=force)
     weights.check_command(command)
     ports.check_free(command.host, command.port)
-    planned = refusals.check(Launch(recipe, command, engine, planning.seen(here, gpus)), force=force)
+    planned = refusals.check(Launch(recipe, command, engine, planning.seen(here, visible)), force=force)
     may_leave_out = recipe.baseline_where_it_loses and not (no_spec or flags.has(extra, "speculative-algorithm"))
     if may_leave_out and (cell := refusals.loses(planned, recipe)):
         command = _baseline(recipe, command, machine, environ, extra, version)

@@ -172,6 +172,8 @@ def make(
         notes.append(_other_engine(question, force=force))
     known = models.read(question)
     notes += known.notes
+    if untested := question.recipe.composition.untested:
+        notes.append(f"never run together: {untested}")
     resolution = _resolve(question, known, ask=ask, notes=notes, tell=tell)
     translations = flag_releases.translate_all(question.flags, None, question.engine.version)
     if not flag_releases.known(question.engine.version):
