@@ -72,7 +72,7 @@ BOARDS: tuple[Board, ...] = (
     Board("RTX 4090", "sm89", 24564, aliases=("GeForce RTX 4090", "4090")),
 )
 
-_COUNT = re.compile(r"\s*(?P<count>\d+)\s*[xX×*]\s*(?P<name>.+)")
+_COUNT = re.compile(r"\s*(?P<count>\d+)\s*[xX*]\s*(?P<name>.+)")
 _MOST_GPUS = 1024
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sglang_bw.host.boards import Board
 
 TIMEOUT_S = 120.0
-_PROBE_VERSION = 2  # part of the cache key: answers of another probe are not read
+_PROBE_VERSION = 3  # part of the cache key: answers of another probe are not read
 # The tool's package under its own name, and nothing else of the tool's environment on the import path.
 _START = """
 import sys, types
@@ -152,13 +152,15 @@ def resolve(
     engine: EngineFiles,
     *,
     env: Mapping[str, str] | None = None,
+    only_cached: bool = False,
     tell: Callable[[str], None] = lambda _line: None,
-) -> Resolution:
+) -> Resolution | None:
     """Resolve a command line as ``count`` boards; no GPU, no weights and no network are used.
 
     :param argv: engine flags as tokens; ``--model-path`` and the draft's path may be hub ids.
     :param configs: hub id or path among ``argv`` -> folder with that model's ``config.json``.
     :param env: the launch's environment variables; many of the engine's rules read some.
+    :param only_cached: do not ask the engine; the answer is ``None`` when it has not been asked before.
     :param tell: is called with a line when the engine must be asked.
     :raises EngineTooOldError: the engine cannot be resolved as another machine.
     :raises NotInstalledError: there is no engine, or its dependencies are missing.
@@ -175,6 +177,8 @@ def resolve(
         }
         key = _key(request, staged, engine, env or {})
         cached = _cached(key)
+        if cached is None and only_cached:
+            return None
         if cached is None:
             tell(f"asking sglang {engine.version} what it would do on {count}x {board.name}")
             cached = _ask(request, engine, env or {})

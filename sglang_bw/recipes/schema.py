@@ -208,7 +208,7 @@ class Recipe(Part):
 def _changed(spec: Speculation | None, override: Override) -> Speculation | None:
     if spec is None or not override.spec:
         return spec
-    changes: dict[str, Any] = {**override.spec}
+    changes: dict[str, Any] = {str(key): value for key, value in override.spec.items()}
     if "args" in changes:
         changes["args"] = {**spec.args, **(changes["args"] or {})}
     return Speculation.model_validate({**spec.model_dump(), **changes})

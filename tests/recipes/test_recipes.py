@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from sglang_bw.cli.launch import recipes as command
+from sglang_bw.cli.recipes import recipes as command
 from sglang_bw.errors import RecipeError, UnknownRecipeError
 from sglang_bw.recipes import lookup
 from sglang_bw.recipes.schema import Hardware, Recipe

@@ -1,7 +1,7 @@
 """A machine that is not there, as the engine's argument resolution sees it.
 
 The engine takes the facts of its machine from ``override_platform``. Stood in for are only those that it asks past it:
-the memory of a board, its compute capability, and probes that a resolution step imported by name.
+the memory of a board, its compute capability, and probes that a module imported by name.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def machine(capability: tuple[int, int], memory_mib: int, count: int, name: str)
     :param memory_mib: of one board, as nvidia-smi prints it.
     :raises TooOldError: the engine has no ``override_platform``.
     """
-    # All are loaded before anything is stood in for, so that no module remembers a fact of the pretended machine.
-    steps = _resolution_modules()
+    # All are loaded before anything is stood in for, so that no kernel module is loaded for the pretended machine.
+    _load_resolution()
     import torch
 
     override_platform, probes = _platform()
@@ -38,10 +38,7 @@ def machine(capability: tuple[int, int], memory_mib: int, count: int, name: str)
         probes[fact]: lambda *_a, _value=value, **_k: _value for fact, value in facts.items()
     }
     asked["get_device_memory_capacity"] = lambda _device=None: memory_mib
-    for function, answer in asked.items():
-        for module in steps:
-            if hasattr(module, function):
-                setattr(module, function, answer)
+    _answer(asked)
     with override_platform(**facts):
         yield
 
@@ -75,11 +72,22 @@ def _facts(capability: tuple[int, int], probes: dict[str, str]) -> dict[str, Any
     return dict.fromkeys(probes, False) | true | values
 
 
-def _resolution_modules() -> list[Any]:
+def _answer(asked: dict[str, Callable[..., Any]]) -> None:
+    """Put answers in place of the engine's probes, in every module that has one by its name."""
+    from sglang.srt.utils import common
+
+    modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == "sglang"]
+    for function, answer in asked.items():
+        probe = getattr(common, function, None)
+        for module in modules:
+            if probe is not None and vars(module).get(function) is probe:
+                setattr(module, function, answer)
+
+
+def _load_resolution() -> None:
     try:
         package = importlib.import_module("sglang.srt.arg_groups")
     except ImportError as error:
         raise TooOldError(str(error)) from error
     for found in pkgutil.walk_packages(package.__path__, "sglang.srt.arg_groups."):
         importlib.import_module(found.name)
-    return [module for name, module in list(sys.modules.items()) if name.startswith("sglang.srt.arg_groups.")]

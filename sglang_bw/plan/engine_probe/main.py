@@ -28,10 +28,10 @@ def main() -> None:
 
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
-    # The CUDA kernel package is not needed to resolve, and cannot be loaded where there is no driver.
-    from sglang_bw.host.kernel_probe.board import stand_in_for
+    # CUDA packages are not needed to resolve, and cannot be loaded where there is no driver.
+    from sglang_bw.host.kernel_probe.board import put_stand_ins
 
-    stand_in_for("sgl_kernel")
+    put_stand_ins()
     trace = Trace()
     try:
         with machine(tuple(request["capability"]), request["memory_mib"], request["count"], request["name"]):
