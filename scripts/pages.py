@@ -29,10 +29,28 @@ def readme(text: str) -> str:
 
 def patch_page(text: str) -> str:
     """Return docs/patches.md with one section a patch; what stands outside of a base's marks is written by hand."""
-    for base in bases(patches_root()):
+    root = patches_root()
+    newest = {patch.subject: patch for patch in _load(newest_base(root))[1]}
+    for base in bases(root):
         _, patches = _load(base)
-        text = _between(text, patches_mark(base), "\n".join(map(_section, patches)))
+        shared = [] if base == newest_base(root) else [patch for patch in patches if _is_described(patch, newest)]
+        parts = [_section(patch) for patch in patches if patch not in shared]
+        text = _between(text, patches_mark(base), "\n".join([*_as_on(newest, shared), *parts]))
     return text
+
+
+def _is_described(patch: Patch, newest: dict[str, Patch]) -> bool:
+    """Tell whether the newest base has this patch in the same words."""
+    same = newest.get(patch.subject)
+    return same is not None and description(same) == description(patch)
+
+
+def _as_on(newest: dict[str, Patch], shared: list[Patch]) -> list[str]:
+    """Return the list of patches that need no second description."""
+    if not shared:
+        return []
+    rows = [f"| `{patch.name[:4]}` | `{newest[patch.subject].name[:4]}` | {patch.subject} |" for patch in shared]
+    return ["Described above, with the newest base:", "", "| here | there | |", "|---|---|---|", *rows, ""]
 
 
 def doctor_page(text: str) -> str:
