@@ -63,8 +63,11 @@ def run_patches(
 
 
 def named_tests(patches: Iterable[Patch]) -> list[str]:
-    """Return the test files that the trailers name, each once, in order."""
-    return list(dict.fromkeys(test for patch in patches for test in patch.all("Test")))
+    """Return the test files that the trailers name, each once, in the order of their names.
+
+    They share a process, and the first import of the engine is seen by all: the order is the same for every series.
+    """
+    return sorted({test for patch in patches for test in patch.all("Test")}, key=lambda test: Path(test).name)
 
 
 def _judge(base: str, patch: Patch, stock: Iterable[dict[str, str]], patched: Iterable[dict[str, str]]) -> PatchRun:

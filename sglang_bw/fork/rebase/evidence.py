@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from sglang_bw.fork import strict
@@ -36,16 +37,31 @@ class Versions:
 
 @dataclass(frozen=True)
 class Hunk:
-    """One hunk with its lines.
-
-    ``is_support``: it changes imports, comments or blank lines only, which says nothing about the patch's purpose.
-    """
+    """One hunk with its lines."""
 
     report: HunkReport
-    removed: Lines
-    added: Lines
-    context: Lines
-    is_support: bool
+    file: _File
+    lines: tuple[Any, ...]
+
+    @property
+    def removed(self) -> Lines:
+        """The lines that the patch takes away."""
+        return tuple(_raw(line) for line in self.lines if line.is_removed)
+
+    @property
+    def added(self) -> Lines:
+        """The lines that the patch adds."""
+        return tuple(_raw(line) for line in self.lines if line.is_added)
+
+    @property
+    def context(self) -> Lines:
+        """The lines that the patch leaves."""
+        return tuple(_raw(line) for line in self.lines if line.is_context)
+
+    @cached_property
+    def is_support(self) -> bool:
+        """Whether it changes imports, comments or blank lines only, which says nothing about the patch's purpose."""
+        return self.file.is_support(self.lines)
 
 
 def hunks_of(name: str, diff: bytes, files: Mapping[str, Versions]) -> list[Hunk]:
@@ -63,20 +79,43 @@ class _File:
 
     def __init__(self, versions: Versions) -> None:
         self.versions = versions
-        new = versions.stock if versions.stock is not None else b""
-        self.patched_units = units(versions.path, versions.patched)
-        self.old_units = units(versions.path, versions.old)
-        self.new_lines = split_lines(new)
-        self.new_units = {unit.key: unit for unit in units(versions.there, new)}
-        self.there = things(versions.there, new)
-        before, after = things(versions.path, versions.old), things(versions.path, versions.patched)
+
+    @cached_property
+    def patched_units(self) -> tuple[Unit, ...]:
+        return units(self.versions.path, self.versions.patched)
+
+    @cached_property
+    def old_units(self) -> tuple[Unit, ...]:
+        return units(self.versions.path, self.versions.old)
+
+    @cached_property
+    def new_lines(self) -> Lines:
+        return split_lines(self.versions.stock or b"")
+
+    @cached_property
+    def new_units(self) -> dict[str, Unit]:
+        return {unit.key: unit for unit in units(self.versions.there, self.versions.stock or b"")}
+
+    @cached_property
+    def there(self) -> dict[str, Thing]:
+        """What the new release defines."""
+        return things(self.versions.there, self.versions.stock or b"")
+
+    @cached_property
+    def added(self) -> dict[str, Thing]:
+        """What the patch defines anew; what lies in something that is added itself comes with it."""
+        before = things(self.versions.path, self.versions.old)
+        after = things(self.versions.path, self.versions.patched)
         added = {name: thing for name, thing in after.items() if name not in before}
-        # What lies in something that is added itself comes with it.
-        self.added = {name: thing for name, thing in added.items() if not _parents(name) & set(added)}
+        return {name: thing for name, thing in added.items() if not _parents(name) & set(added)}
 
     def hunk(self, number: int, hunk: Any) -> Hunk:
         """Return one hunk, judged by what the new file has."""
-        lines = [line for line in hunk if line.line_type != "\\"]
+        lines = tuple(line for line in hunk if line.line_type != "\\")
+        if self.versions.stock is not None and self.versions.stock == self.versions.old:
+            # Upstream did not touch the file: nothing of the patch can be there.
+            report = self._report(number, hunk, "", HunkWord.APPLIED, "", "")
+            return Hunk(report, self, lines)
         changed = [at for at, line in enumerate(lines) if not line.is_context]
         core = lines[max(changed[0] - 1, 0) : changed[-1] + 2]
         source = tuple(_raw(line) for line in core if not line.is_added)
@@ -85,22 +124,15 @@ class _File:
         unit = _at(self.patched_units, min(numbers) - 1) if numbers else None
         unit = unit or _at(self.old_units, next(line.source_line_no for line in lines if line.is_removed) - 1)
         word, proof, says = self._judge(source, target, numbers, lines, unit)
-        report = HunkReport(
-            number=number,
-            path=self.versions.path,
-            line=hunk.source_start,
-            where=unit.key if unit else "",
-            word=word,
-            proof=proof,
-            says=says,
-        )
-        removed = tuple(_raw(line) for line in lines if line.is_removed)
-        added = tuple(_raw(line) for line in lines if line.is_added)
-        context = tuple(_raw(line) for line in lines if line.is_context)
-        return Hunk(report, removed, added, context, self._is_support(lines))
+        return Hunk(self._report(number, hunk, unit.key if unit else "", word, proof, says), self, lines)
+
+    def _report(self, number: int, hunk: Any, where: str, word: HunkWord, proof: str, says: str) -> HunkReport:
+        line = hunk.source_start
+        path = self.versions.path
+        return HunkReport(number=number, path=path, line=line, where=where, word=word, proof=proof, says=says)
 
     def _judge(
-        self, source: Lines, target: Lines, numbers: set[int], lines: list[Any], unit: Unit | None
+        self, source: Lines, target: Lines, numbers: set[int], lines: tuple[Any, ...], unit: Unit | None
     ) -> tuple[HunkWord, str, str]:
         at = self._lines_there(source, target, unit)
         if at:
@@ -142,7 +174,7 @@ class _File:
             return 0
         return begin + at + 2
 
-    def _is_support(self, lines: list[Any]) -> bool:
+    def is_support(self, lines: tuple[Any, ...]) -> bool:
         """Whether only imports, comments and blank lines change."""
         for line in lines:
             text = line.value.strip()

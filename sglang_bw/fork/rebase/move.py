@@ -19,7 +19,7 @@ from sglang_bw.fork.rebase.evidence import Hunk, Versions, hunks_of
 from sglang_bw.fork.rebase.outcome import Conflict, HunkReport, HunkWord, PatchOutcome, Word
 from sglang_bw.fork.rebase.search import Tree
 from sglang_bw.fork.rebase.semantic import Doubt
-from sglang_bw.fork.rebase.units import Lines, every_thing, parse, split_lines
+from sglang_bw.fork.rebase.units import Lines, every_thing, parse, split_lines, units
 from sglang_bw.fork.rebase.uses import lost
 from sglang_bw.fork.scratch import Scratch
 
@@ -59,16 +59,15 @@ class Mover:
 
     def _move(self, patch: Patch, commit: str) -> PatchOutcome:
         applies = patch.trailer("Applies-To")
-        if not SpecifierSet(applies).contains(self.new, prereleases=True):
-            says = f"Applies-To {applies} leaves out {self.new}"
-            return PatchOutcome(patch=patch.name, word=Word.INAPPLICABLE, says=says)
-        attempt = self._pick(commit)
-        files = self._versions(patch, commit, attempt)
+        files = self._versions(patch, commit)
         hunks = hunks_of(patch.name, patch.diff, files)
+        if not SpecifierSet(applies).contains(self.new, prereleases=True):
+            return _outside(patch, hunks, files, f"Applies-To {applies} leaves out {self.new}")
+        attempt = self._pick(commit)
         doubts = self._doubts(files, attempt) if attempt.tree else []
         conflicts = [*self._marked(attempt.unmerged), *map(_conflict, doubts)]
         missing = {path for path, versions in files.items() if versions.new is None and versions.old}
-        hunks = [self._with_loss(hunk, files[hunk.report.path], missing, doubts) for hunk in hunks]
+        hunks = [self._with_loss(hunk, files[hunk.report.path], missing) for hunk in hunks]
         word = self._word(patch, hunks, conflicts, attempt)
         if word is Word.MERGED or word.needs_a_person:
             self.repo.run("reset", "--quiet", "--hard")
@@ -110,7 +109,7 @@ class Mover:
         """Commit the index with the message, author and date of the patch."""
         self.repo.run("commit", "--quiet", "--no-verify", "--allow-empty", "--reuse-message", commit)
 
-    def _versions(self, patch: Patch, commit: str, attempt: Attempt) -> dict[str, Versions]:
+    def _versions(self, patch: Patch, commit: str) -> dict[str, Versions]:
         """Return each file of the patch on both sides, by its name in the patch."""
         parsed = {file.path: file for file in strict.parse(patch.name, patch.diff)}
         sides = {path: strict.sides(file) for path, file in parsed.items()}
@@ -184,20 +183,24 @@ class Mover:
             for name, line in found
         ]
 
-    def _with_loss(self, hunk: Hunk, versions: Versions, missing: set[str], doubts: Sequence[Doubt]) -> Hunk:
+    def _with_loss(self, hunk: Hunk, versions: Versions, missing: set[str]) -> Hunk:
         """Mark a hunk whose file or function is gone, with the place where its content went."""
         report = hunk.report
         if report.word is not HunkWord.APPLIED:
             return hunk
-        gone = [doubt for doubt in doubts if doubt.gone and doubt.unit == report.where]
-        text: Lines = gone[0].ours if gone else hunk.removed or hunk.added
+        text = self._old_text(hunk, versions)
         if report.path in missing or (self._lacks(hunk, versions)):
             proof = "" if hunk.is_support else self.tree.definition(versions.path, report.where, text)
-            proof = proof or ("" if hunk.is_support else self.tree.nearest(hunk.removed or text))
+            proof = proof or ("" if hunk.is_support else self.tree.nearest(text))
             what = versions.there if report.path in missing else report.where
             says = f"upstream has no {what} any more"
             return replace(hunk, report=report.model_copy(update={"word": HunkWord.GONE, "proof": proof, "says": says}))
         return hunk
+
+    def _old_text(self, hunk: Hunk, versions: Versions) -> Lines:
+        """Return the function or member that a hunk edits, as it was, else the lines of the hunk."""
+        old = units(versions.path, versions.old)
+        return next((unit.text for unit in old if unit.key == hunk.report.where), hunk.removed or hunk.context)
 
     def _lacks(self, hunk: Hunk, versions: Versions) -> bool:
         """Whether a hunk edits a function or class that the new file does not have."""
@@ -211,8 +214,9 @@ class Mover:
         return bool(outer) and outer in had and outer not in there
 
     def _word(self, patch: Patch, hunks: list[Hunk], conflicts: list[Conflict], attempt: Attempt) -> Word:
-        telling = [hunk for hunk in hunks if not hunk.is_support] or hunks
-        words = {hunk.report.word for hunk in telling}
+        words = {hunk.report.word for hunk in hunks}
+        if words != {HunkWord.APPLIED}:
+            words = {hunk.report.word for hunk in hunks if not hunk.is_support} or words
         if words <= {HunkWord.MERGED, HunkWord.OWN} or (attempt.tree and attempt.tree == self.repo.tree()):
             return Word.MERGED
         if HunkWord.GONE in words:
@@ -250,9 +254,22 @@ class Mover:
         found: list[Conflict] = []
         for path in unmerged:
             file = self.scratch.tree / path
+            if not file.is_file():
+                # A sparse tree may lack it; without both sides in the index this fails, and there is nothing to show.
+                self.repo.run("checkout", "--merge", "--ignore-skip-worktree-bits", "--", path, check=False)
             places = list(marked_places(path, file.read_bytes())) if file.is_file() else []
             found += places or [Conflict(path=path, why="one side deletes or renames the file, the other changes it")]
         return found
+
+
+def _outside(patch: Patch, hunks: Sequence[Hunk], files: dict[str, Versions], why: str) -> PatchOutcome:
+    """Return the outcome of a patch that is not meant for the release: merged when upstream has all of it."""
+    telling = [hunk for hunk in hunks if not hunk.is_support] or hunks
+    is_merged = {hunk.report.word for hunk in telling} <= {HunkWord.MERGED, HunkWord.OWN}
+    word = Word.MERGED if is_merged else Word.INAPPLICABLE
+    evidence = _says(word, hunks, files)
+    says = evidence if is_merged else "; ".join(filter(None, [why, evidence]))
+    return PatchOutcome(patch=patch.name, word=word, says=says, hunks=tuple(hunk.report for hunk in hunks))
 
 
 def marked_places(path: str, data: bytes) -> list[Conflict]:
@@ -291,14 +308,14 @@ def _text(data: bytes) -> str:
 
 def _says(word: Word, hunks: Sequence[Hunk], files: dict[str, Versions]) -> str:
     """Return one line of evidence for a word."""
-    telling = [hunk for hunk in hunks if not hunk.is_support] or hunks
-    merged = [hunk.report for hunk in telling if hunk.report.word in (HunkWord.MERGED, HunkWord.OWN)]
+    merged = [hunk for hunk in hunks if hunk.report.word in (HunkWord.MERGED, HunkWord.OWN)]
+    merged = [hunk for hunk in merged if not hunk.is_support] or merged
     if word is Word.MERGED:
-        first = merged[0] if merged else None
+        first = merged[0].report if merged else None
         return f"{first.says}: {first.proof}" if first else "nothing of it is left to apply"
     parts = []
     if merged:
-        named = ", ".join(f"{report.number} ({report.proof})" for report in merged)
+        named = ", ".join(f"{hunk.report.number} ({hunk.report.proof})" for hunk in merged)
         parts.append(f"upstream has {len(merged)} of {len(hunks)} hunks: {named}")
     if word.needs_a_person:
         gone = [hunk.report for hunk in hunks if hunk.report.word is HunkWord.GONE and not hunk.is_support]

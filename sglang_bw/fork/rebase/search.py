@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -12,6 +13,8 @@ from sglang_bw.fork.rebase.units import Lines, split_lines, units
 
 # How alike two texts must be to be called the same one moved; git's own limit for renames.
 ALIKE = 0.5
+# So many equal lines are no accident, however long the text.
+_ENOUGH = 6
 # Shorter lines say nothing about where code went.
 TELLING = 9
 
@@ -33,23 +36,18 @@ class Tree:
         return self._read[1]()
 
     @cached_property
-    def _words(self) -> dict[str, tuple[bool, bool]]:
-        return {}
+    def _texts(self) -> tuple[bytes, bytes]:
+        return _python(self.old), _python(self.files)
 
-    def _standing(self, word: str) -> tuple[bool, bool]:
-        """Return whether a word stands in the old and in the new release."""
-        if word not in self._words:
-            wanted = word.encode()
-            self._words[word] = (_has_word(self.old, wanted), _has_word(self.files, wanted))
-        return self._words[word]
-
+    @functools.cache  # noqa: B019, a tree lives as long as its rebase
     def had(self, word: str) -> bool:
         """Whether a word stands in any Python file of the old release."""
-        return self._standing(word)[0]
+        return _has_word(self._texts[0], word.encode())
 
+    @functools.cache  # noqa: B019
     def has(self, word: str) -> bool:
         """Whether a word stands in any Python file of the new release."""
-        return self._standing(word)[1]
+        return _has_word(self._texts[1], word.encode())
 
     def renamed(self, path: str) -> str:
         """Return the file that the old release's ``path`` became, or an empty string."""
@@ -67,16 +65,18 @@ class Tree:
 
     def definition(self, path: str, key: str, text: Lines) -> str:
         """Return ``file:line`` of the definition most like that of unit ``key``, or an empty string."""
-        name = re.sub(r"#\d+$", "", key).rpartition(".")[2]
+        name = _bare(key)
         if not name.isidentifier():
             return ""
-        pattern = re.compile(rb"^\s*(?:(?:async )?def|class) %b\b|^\s*%b\b[^=\n]*=[^=]" % ((name.encode(),) * 2), re.M)
+        pattern = re.compile(
+            rb"^\s*(?:(?:async )?def|class) _*%b\b|^\s*_*%b\b[^=\n]*=[^=]" % ((name.encode(),) * 2), re.M
+        )
         best = (0.0, "")
         for other, data in self.files.items():
-            if not other.endswith(".py") or not pattern.search(data):
+            if not other.endswith(".py") or name.encode() not in data or not pattern.search(data):
                 continue
             for unit in units(other, data):
-                if re.sub(r"#\d+$", "", unit.key).rpartition(".")[2] == name:
+                if _bare(unit.key) == name:
                     score = alike(text, unit.lines) + (0.1 if other == path else 0)
                     best = max(best, (score, f"{other}:{unit.code + 1}"))
         return best[1]
@@ -90,13 +90,21 @@ class Tree:
             if len(there) > best:
                 line = data.count(b"\n", 0, min(map(data.index, there))) + 1
                 best, place = len(there), f"{path}:{line}"
-        return place if best * 2 >= len(wanted) else ""
+        return place if best * 2 >= len(wanted) or best >= _ENOUGH else ""
 
 
-def _has_word(files: Mapping[str, bytes], word: bytes) -> bool:
-    pattern = re.compile(rb"\b%b\b" % re.escape(word))
-    # `in` is many times faster than the pattern, and mostly says no.
-    return any(word in data and pattern.search(data) for path, data in files.items() if path.endswith(".py"))
+def _python(files: Mapping[str, bytes]) -> bytes:
+    return b"\n".join(data for path, data in files.items() if path.endswith(".py"))
+
+
+def _has_word(text: bytes, word: bytes) -> bool:
+    # `in` is many times faster than the pattern, and mostly decides.
+    return word in text and re.search(rb"\b%b\b" % re.escape(word), text) is not None
+
+
+def _bare(key: str) -> str:
+    """Return the name of a unit without its class; a member that becomes a function often loses its underscore."""
+    return re.sub(r"#\d+$", "", key).rpartition(".")[2].lstrip("_")
 
 
 def alike(first: Lines, second: Lines) -> float:

@@ -7,6 +7,7 @@ Stood in for: CUDA, NVML and FlashInfer's kernels, which need GPUs. The kernel o
 from __future__ import annotations
 
 import importlib.machinery
+import inspect
 import logging
 import multiprocessing
 import os
@@ -248,13 +249,8 @@ def build_group(rank: int, ranks: int, machine: Machine, switch: str | None, nam
             group_ranks=[list(range(ranks))],
             local_rank=rank,
             torch_distributed_backend="gloo",
-            use_pynccl=False,
-            use_mscclpp=False,
-            use_custom_allreduce=False,
-            use_torch_symm_mem_all_reduce=False,
-            use_hpu_communicator=False,
-            use_xpu_communicator=False,
             group_name=name,
+            **dict.fromkeys(communicators(GroupCoordinator), False),
         )
         if group.pcie_ipc_comm is not None:
             patches.setattr(group.pcie_ipc_comm, "_tune", lambda _hidden: None)
@@ -263,6 +259,12 @@ def build_group(rank: int, ranks: int, machine: Machine, switch: str | None, nam
         assert fp16 is None
         assert children_of(psutil.Process()) == []
         return bf16, [line for line in lines.messages if line.startswith("PCIe-IPC all-reduce")]
+
+
+def communicators(coordinator: type) -> list[str]:
+    """Return the switches that a group must be given; 0.5.22 has one more than 0.5.23."""
+    parameters = inspect.signature(coordinator).parameters.values()
+    return [one.name for one in parameters if one.name.startswith("use_") and one.default is one.empty]
 
 
 class Lines(logging.Handler):
