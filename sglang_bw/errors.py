@@ -248,6 +248,10 @@ class CheckpointError(BwError):
     exit_code = 56
 
 
+class UnknownConfigError(CheckpointError):
+    """A config.json in which the plan does not find what it needs; the engine may know more."""
+
+
 class ReplayError(BwError):
     """A CSV for ``plan --replay`` cannot be read, or has none of the known column forms."""
 

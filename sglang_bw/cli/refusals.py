@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sglang_bw.cli import planning
 from sglang_bw.cli.console import err
 from sglang_bw.cli.planning import Wish
-from sglang_bw.errors import PlanRefusedError, UnknownModelError
+from sglang_bw.errors import PlanRefusedError, UnknownConfigError, UnknownModelError
 from sglang_bw.host.boards import Board
 from sglang_bw.launch.command import Command
 from sglang_bw.launch.engine import Engine
@@ -56,7 +56,7 @@ def check(launch: Launch, *, force: bool) -> Plan | None:
     )
     try:
         made = plans.make(question, ask="cached", force=True)
-    except UnknownModelError as error:
+    except (UnknownModelError, UnknownConfigError) as error:
         _check_flags(launch, force=force)
         err.print(f"note: not planned: {error.message}", style="yellow", markup=False)
         return None

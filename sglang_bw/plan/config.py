@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from sglang_bw.errors import CheckpointError
+from sglang_bw.errors import UnknownConfigError
 from sglang_bw.plan.fields import Fields
 from sglang_bw.plan.quantization import read_quantization
 from sglang_bw.plan.shapes import Attention, Experts, Indexer, Latent, LinearState, ModelShape, Vision, Window
@@ -22,7 +22,7 @@ def read_shape(config: Mapping[str, Any], *, origin: str = "config.json") -> Mod
     """Read a configuration.
 
     :param origin: the file's name, for messages.
-    :raises CheckpointError: fields are missing, no numbers, or contradict each other; names every finding.
+    :raises UnknownConfigError: fields are missing, no numbers, or contradict each other; names every finding.
     """
     findings: list[str] = []
     root = Fields(config, findings)
@@ -33,7 +33,7 @@ def read_shape(config: Mapping[str, Any], *, origin: str = "config.json") -> Mod
         findings.append("architectures is missing")
     shape = _read(architecture, root, text)
     if findings:
-        raise CheckpointError(
+        raise UnknownConfigError(
             "\n".join(
                 [f"{origin} does not describe a model that can be planned:", *(f"  {text}" for text in findings)]
             ),
