@@ -1,4 +1,4 @@
-"""Write what the pages take from the series: README's version and table (newest base), and docs/patches.md (each base).
+"""Write what the pages take from the project: README's version and table, docs/patches.md, variables of docs/doctor.md.
 
 `python scripts/pages.py` brings them up to date; a test keeps them so.
 """
@@ -11,10 +11,12 @@ from pathlib import Path
 from sglang_bw.fork import strict
 from sglang_bw.fork.mail import Patch, description, markdown_table, read_patch
 from sglang_bw.fork.series import Series, bases, newest_base, patches_root
+from sglang_bw.host.nccl import VARIABLES
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 README = CHECKOUT / "README.md"
 PATCHES = CHECKOUT / "docs" / "patches.md"
+DOCTOR = CHECKOUT / "docs" / "doctor.md"
 _VERSION = re.compile(r'(?<="sglang==)[0-9a-z.+]+(?=")')
 
 
@@ -27,10 +29,35 @@ def readme(text: str) -> str:
 
 def patch_page(text: str) -> str:
     """Return docs/patches.md with one section a patch; what stands outside of a base's marks is written by hand."""
-    for base in bases(patches_root()):
+    root = patches_root()
+    newest = {patch.subject: patch for patch in _load(newest_base(root))[1]}
+    for base in bases(root):
         _, patches = _load(base)
-        text = between_marks(text, patches_mark(base), "\n".join(map(_section, patches)))
+        shared = [] if base == newest_base(root) else [patch for patch in patches if _is_described(patch, newest)]
+        parts = [_section(patch) for patch in patches if patch not in shared]
+        text = between_marks(text, patches_mark(base), "\n".join([*_as_on(newest, shared), *parts]))
     return text
+
+
+def _is_described(patch: Patch, newest: dict[str, Patch]) -> bool:
+    """Tell whether the newest base has this patch in the same words."""
+    same = newest.get(patch.subject)
+    return same is not None and description(same) == description(patch)
+
+
+def _as_on(newest: dict[str, Patch], shared: list[Patch]) -> list[str]:
+    """Return the list of patches that need no second description."""
+    if not shared:
+        return []
+    rows = [f"| `{patch.name[:4]}` | `{newest[patch.subject].name[:4]}` | {patch.subject} |" for patch in shared]
+    return ["Described above, with the newest base:", "", "| here | there | |", "|---|---|---|", *rows, ""]
+
+
+def doctor_page(text: str) -> str:
+    """Return docs/doctor.md with the table of environment variables."""
+    rows = ["| variable | what it does |", "|---|---|"]
+    rows += [f"| `{variable.name}` | {variable.does} |" for variable in VARIABLES]
+    return between_marks(text, "python -m scripts.pages", "\n".join(rows))
 
 
 def patches_mark(base: str) -> str:
@@ -74,4 +101,5 @@ def between_marks(text: str, mark: str, content: str) -> str:
 
 if __name__ == "__main__":
     README.write_text(readme(README.read_text(encoding="utf-8")), encoding="utf-8")
+    DOCTOR.write_text(doctor_page(DOCTOR.read_text(encoding="utf-8")), encoding="utf-8")
     PATCHES.write_text(patch_page(PATCHES.read_text(encoding="utf-8")), encoding="utf-8")

@@ -18,7 +18,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
             "sglang_bw.cli.fork:build",
             "Build the patched SGLang wheel into dist/, and a simple index beside it.",
         ),
-        "patches": ("sglang_bw.cli.fork:patches", "List, show, check and record the patches of a series."),
+        "patches": ("sglang_bw.cli.patches:patches", "List, show, check and record the patches of a series."),
         "install": (
             "sglang_bw.cli.engine:install",
             "Install the patched engine and its locked dependencies, or go back to stock.",
@@ -27,6 +27,10 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
             "sglang_bw.cli.engine:verify",
             "Say which engine is installed, and whether its files are the recorded ones.",
         ),
+        "upgrade": (
+            "sglang_bw.cli.upgrade:upgrade",
+            "Take an environment to another base, saying first what changes and how to return.",
+        ),
         "rebase": ("sglang_bw.cli.rebase:rebase", "Move the series to another SGLang release, forwards or back."),
     },
     "Launch": {
@@ -34,7 +38,8 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
             "sglang_bw.cli.launch:serve",
             "Start the patched engine with EAGLE-3 and show its URL when it answers.",
         ),
-        "recipes": ("sglang_bw.cli.launch:recipes", "List, show and check recipes."),
+        "recipes": ("sglang_bw.cli.recipes:recipes", "List, show, check and write recipes."),
+        "plan": ("sglang_bw.cli.plan:plan", "What will not fit, not run or not pay, before anything is loaded."),
         "doctor": ("sglang_bw.cli.host:doctor", "Find out what will not run, before anything is loaded."),
     },
 }

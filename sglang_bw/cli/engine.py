@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.status import Status
 
 from sglang_bw.cli.console import err, out, print_json
+from sglang_bw.cli.options import LOCAL, PYTHON
 
 if TYPE_CHECKING:
     from sglang_bw.errors import BwError
@@ -20,11 +21,6 @@ if TYPE_CHECKING:
     from sglang_bw.fork.installers import Report
     from sglang_bw.fork.verify import Installation
 
-_PYTHON = click.option(
-    "--python",
-    type=click.Path(path_type=Path),
-    help="Interpreter or folder of the environment (default: the tool's own).",
-)
 _SHOWN = 20
 _JSON = click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
 
@@ -50,7 +46,8 @@ class _ConsoleReport:
 
 
 @contextmanager
-def _report() -> Iterator[Report]:
+def report_of() -> Iterator[Report]:
+    """Show the steps of an install, and what goes on within one."""
     if not err.is_terminal:
         yield _ConsoleReport(None)
         return
@@ -61,7 +58,7 @@ def _report() -> Iterator[Report]:
 @click.command()
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True,
               help="Which set of dependencies.")  # fmt: skip
-@_PYTHON
+@PYTHON
 @click.option("--rollback", is_flag=True, help="Put stock SGLang back; nothing else is touched.")
 @click.option(
     "--wheel", type=click.Path(path_type=Path), help="The built wheel (default: from dist/, else it is built)."
@@ -71,6 +68,7 @@ def _report() -> Iterator[Report]:
 @click.option("--torch-index", metavar="URL", help="Index of a CPU-only torch; its files have no pinned hashes.")
 @click.option("--installer", type=click.Choice(["pip", "uv"]), default="pip", show_default=True)
 @click.option("--no-driver-check", is_flag=True, help="Install the CUDA set where there is no driver (image builds).")
+@LOCAL
 @click.option("--patches", "root", type=click.Path(path_type=Path), help="Directory with one folder per base.")
 @click.option("--dry-run", is_flag=True, help="Check everything, say what would be done, and stop.")
 @_JSON
@@ -87,9 +85,9 @@ def install(rollback: bool, root: Path | None, dry_run: bool, as_json: bool, **a
 
 
 def _check_usage(*, rollback: bool, **asked: Any) -> None:
-    if rollback and (asked["wheel"] or asked["find_links"] or asked["torch_index"]):
+    if rollback and (asked["wheel"] or asked["find_links"] or asked["torch_index"] or asked["local"]):
         raise click.UsageError(
-            "--rollback installs upstream's own wheel: leave out --wheel, --find-links, --torch-index"
+            "--rollback installs upstream's own wheel: leave out --wheel, --find-links, --torch-index, --local"
         )
     if asked["wheel"] and asked["find_links"]:
         raise click.UsageError("--wheel names the file, --find-links a place to look for it: give one of them")
@@ -123,7 +121,7 @@ def _install(root: Path, request: Request, *, dry_run: bool, as_json: bool) -> N
     if plan.nothing_to_do and not as_json:
         count = len(plan.lock.packages)
         out.print(f"nothing to do: the engine is the built one, and {count} locked packages are there", markup=False)
-    with _report() as report:
+    with report_of() as report:
         found = carry_out(plan, report)
     _finish(facts, found, error=found.error(), as_json=as_json)
 
@@ -145,7 +143,7 @@ def _roll_back(root: Path, request: Request, *, dry_run: bool, as_json: bool) ->
         return
     if plan.nothing_to_do and not as_json:
         out.print(f"nothing to do: stock SGLang {plan.version} is there, untouched", markup=False)
-    with _report() as report:
+    with report_of() as report:
         found = roll_back(plan, report)
     _finish(facts, found, error=None, as_json=as_json)
 
@@ -167,13 +165,13 @@ def _finish(facts: dict[str, Any], found: Installation, *, error: BwError | None
     if as_json:
         print_json({**facts, "verify": found.as_json()})
     else:
-        _show(found)
+        show_engine(found)
     if error:
         raise error
 
 
 @click.command()
-@_PYTHON
+@PYTHON
 @click.option("--tree", type=click.Path(path_type=Path), help="Look at this unpacked wheel instead.")
 @_JSON
 def verify(python: Path | None, tree: Path | None, as_json: bool) -> None:
@@ -187,12 +185,12 @@ def verify(python: Path | None, tree: Path | None, as_json: bool) -> None:
     if as_json:
         print_json(found.as_json())
     else:
-        _show(found)
+        show_engine(found)
     if error := found.error():
         raise error
 
 
-def _show(found: Installation) -> None:
+def show_engine(found: Installation) -> None:
     """Print what was found, for people."""
     colour = "green" if found.intact else "yellow" if found.state in ("intact", "stock") else "red"
     series = f", base {found.base}, series {found.series}" if found.series else ""
@@ -220,4 +218,6 @@ def _show_patches(found: Installation) -> None:
     table.add_column("upstream status", overflow="fold")
     for patch in found.patches:
         table.add_row(escape(patch.file), escape(patch.upstream_status))
+    for patch in found.local.patches if found.local else ():
+        table.add_row(escape(patch.file), "local: no part of the series")
     out.print(table)

@@ -1,34 +1,22 @@
-"""``build`` and ``patches``."""
+"""``build``."""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from sglang_bw.cli.console import out, print_json, steps
+from sglang_bw.cli.options import BASE, JSON, LOCAL, PATCHES, series_of
 
-PATCHES = click.option(
-    "--patches",
-    "root",
-    type=click.Path(path_type=Path),
-    help="Directory with one folder per base (default: the checkout's).",
-)
-_BASE = click.option("--base", help="SGLang release (default: the newest with a series).")
-_JSON = click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
-
-
-def _series(root: Path | None, base: str | None) -> Any:
-    from sglang_bw.fork.series import Series, newest_base, patches_root
-
-    found = patches_root(root)
-    return Series.load(found, base or newest_base(found))
+if TYPE_CHECKING:
+    from sglang_bw.fork.series import Series
 
 
 @click.command()
-@_BASE
+@BASE
 @click.option("--python", "python", help="Python of the wheel, for example 3.12 (default: this one).")
 @click.option("--platform", "machine", help="x86_64 or aarch64 (default: this machine).")
 @click.option(
@@ -36,8 +24,9 @@ def _series(root: Path | None, base: str | None) -> Any:
 )
 @click.option("--out", "folder", type=click.Path(path_type=Path), default=Path("dist"), show_default=True)
 @click.option("--dry-run", is_flag=True, help="Say what would be built from what, and stop.")
+@LOCAL
 @PATCHES
-@_JSON
+@JSON
 def build(
     base: str | None,
     python: str | None,
@@ -45,6 +34,7 @@ def build(
     wheel: Path | None,
     folder: Path,
     dry_run: bool,
+    local: Path | None,
     root: Path | None,
     as_json: bool,
 ) -> None:
@@ -53,17 +43,17 @@ def build(
     from sglang_bw.fork.build import build as run
     from sglang_bw.fork.wheel import built_name
 
-    series = _series(root, base)
+    series = series_of(root, base)
     python, machine = python or upstream.this_python(), machine or upstream.this_machine()
     source = wheel.name if wheel else upstream.pick_wheel(series.pins, python, machine)
     upstream.pinned_digest(series.pins, Path(source))
     if dry_run:
-        name = built_name(source, series.pins.full_version)
-        plan = {"upstream": source, "patches": list(series.order), "wheel": str(folder / name)}
+        version, patches = _planned(series, local)
+        name = built_name(source, version)
         if as_json:
-            print_json(plan)
+            print_json({"upstream": source, "patches": patches, "wheel": str(folder / name)})
         else:
-            out.print(f"would build {folder / name}\nfrom {source} and {len(series.order)} patches", markup=False)
+            out.print(f"would build {folder / name}\nfrom {source} and {len(patches)} patches", markup=False)
         return
     started = time.monotonic()
     with steps(as_json) as progress:
@@ -73,6 +63,7 @@ def build(
             python=python,
             machine=machine,
             wheel=wheel,
+            local=local,
             out=folder,
             progress=progress,
         )
@@ -99,107 +90,10 @@ def build(
     out.print(f"  uv pip install --link-mode copy {full} --index file://{built.index.resolve()}", markup=False)
 
 
-@click.group()
-def patches() -> None:
-    """List, show, check and record the patches of a series."""
+def _planned(series: Series, local: Path | None) -> tuple[str, list[str]]:
+    """Return version and patches of a build; only the build itself tells the tree that local patches make."""
+    from sglang_bw.fork.local import load_for, planned_version
 
-
-@patches.command("list")
-@_BASE
-@click.option("--markdown", is_flag=True, help="The table as the README has it.")
-@PATCHES
-@_JSON
-def list_patches(base: str | None, markdown: bool, root: Path | None, as_json: bool) -> None:
-    """List the patches with their upstream status."""
-    from rich.table import Table
-
-    from sglang_bw.fork.mail import markdown_table, read_patch
-
-    series = _series(root, base)
-    found = [read_patch(path) for path in series.files]
-    if markdown:
-        out.print(markdown_table(found), markup=False)
-        return
-    if as_json:
-        rows = [{"file": patch.name, "subject": patch.subject, **_trailers(patch)} for patch in found]
-        print_json({"base": series.base, "version": series.pins.full_version, "patches": rows})
-        return
-    table = Table(title=f"SGLang {series.base}, series {series.pins.local}", title_justify="left")
-    for column in ("patch", "upstream", "verified on", "why"):
-        table.add_column(column, overflow="fold")
-    for patch in found:
-        table.add_row(patch.name, patch.trailer("Upstream-Status"), patch.trailer("Verified-On"), patch.trailer("Why"))
-    out.print(table)
-
-
-@patches.command()
-@click.argument("name")
-@_BASE
-@PATCHES
-@_JSON
-def show(name: str, base: str | None, root: Path | None, as_json: bool) -> None:
-    """Show one patch: NAME is its number, its file name or a part of it."""
-    from rich.syntax import Syntax
-
-    from sglang_bw.fork.mail import description, read_patch
-
-    series = _series(root, base)
-    matches = [path for path in series.files if name in path.name]
-    if len(matches) != 1:
-        known = "\n  ".join(path.name for path in matches or series.files)
-        raise click.UsageError(f"{name!r} fits {len(matches)} patches of {series.base}. Known:\n  {known}")
-    patch = read_patch(matches[0])
-    if as_json:
-        row = {"file": patch.name, "subject": patch.subject, "description": description(patch), "sha256": patch.sha256}
-        print_json(row | _trailers(patch) | {"diff": patch.diff.decode("utf-8", "replace")})
-        return
-    out.print(patch.subject, style="bold", markup=False)
-    out.print(f"\n{patch.body}\n", markup=False)
-    out.print(Syntax(patch.diff.decode("utf-8", "replace"), "diff", theme="ansi_dark", word_wrap=True))
-
-
-def _trailers(patch: Any) -> dict[str, Any]:
-    return {"trailers": [list(pair) for pair in patch.trailers]}
-
-
-@patches.command()
-@_BASE
-@PATCHES
-@_JSON
-def lint(base: str | None, root: Path | None, as_json: bool) -> None:
-    """Check a series (without --base: every series) and report every finding."""
-    from sglang_bw.errors import LintError
-    from sglang_bw.fork import lint as checks
-    from sglang_bw.fork.series import Series, bases, newest_base, patches_root
-
-    found = patches_root(root)
-    findings: list[str] = []
-    for version in [base] if base else bases(found) or [newest_base(found)]:
-        findings += [f"{version}: {text}" for text in checks.lint(Series.load(found, version))]
-    if as_json:
-        print_json({"findings": findings})
-        if findings:
-            raise SystemExit(LintError.exit_code)
-        return
-    if findings:
-        raise LintError(findings, hint="docs/patch-format.md describes the format")
-    out.print("the series is clean")
-
-
-@patches.command()
-@_BASE
-@click.option("--wheel", type=click.Path(path_type=Path), help="Upstream's wheel as a file.")
-@click.option("--release", is_flag=True, help="Make this tree the next released one, +bw.N.")
-@PATCHES
-@_JSON
-def refresh(base: str | None, wheel: Path | None, release: bool, root: Path | None, as_json: bool) -> None:
-    """Apply the series and record its tree id and file hashes in upstream.toml."""
-    from sglang_bw.fork.refresh import refresh as run
-
-    series = _series(root, base)
-    with steps(as_json) as progress:
-        pins, applied = run(series, wheel=wheel, release=release, progress=progress)
-    if as_json:
-        print_json({"version": pins.full_version, "tree": pins.tree, "patched": pins.patched})
-    else:
-        out.print(f"{series.folder.name}: tree {pins.tree}, {len(applied.changes)} files, version {pins.full_version}")
+    if local is None:
+        return series.pins.full_version, list(series.order)
+    return planned_version(series.pins), [*series.order, *load_for(local, series.base).order]

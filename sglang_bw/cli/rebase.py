@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sglang_bw.cli.console import out, print_json, steps
-from sglang_bw.cli.fork import PATCHES
+from sglang_bw.cli.options import LOCAL, PATCHES
 
 if TYPE_CHECKING:
     from sglang_bw.fork.rebase.report import Report
@@ -33,6 +33,10 @@ _STYLES = {"clean": "green", "offset": "green", "merged": "cyan", "partly merged
 @click.option("--append", is_flag=True, help="NEW has a series: put the patches that it lacks on top.")
 @click.option("--dry-run", is_flag=True, help="Report on NEW and write nothing.")
 @click.option("--markdown", is_flag=True, help="The report as markdown.")
+@LOCAL
+@click.option(
+    "--out", "place", type=click.Path(path_type=Path), help="Folder for your moved patches (default: NEW in DIR)."
+)
 @PATCHES
 @click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
 def rebase(
@@ -45,32 +49,54 @@ def rebase(
     append: bool,
     dry_run: bool,
     markdown: bool,
+    local: Path | None,
+    place: Path | None,
     root: Path | None,
     as_json: bool,
 ) -> None:
-    """Move the series to the SGLang release NEW, forwards or back."""
+    """Move the series to the SGLang release NEW, forwards or back.
+
+    With --local DIR your own patches move, on top of ours; ours go first where NEW has no series yet.
+    """
     from sglang_bw.fork.rebase import job
     from sglang_bw.fork.series import patches_root
 
     found = patches_root(root)
     options = job.Options(test=test, keep_going=keep_going, append=append, dry_run=dry_run)
     _require_sense(new, base, action, wheel)
+    _require_sense_of_local(local, place, action, wheel, test)
+    own = job.Own(local, place) if local else None
     if action == "abort":
-        versions = job.abort(found)
+        versions = job.abort(found, own)
         _say({"aborted": versions}, f"the rebase from {versions[0]} to {versions[1]} is gone", as_json)
         return
     with steps(as_json) as progress:
         if action == "check":
             _show_check(job.check(found, new, base, wheel, progress), as_json, markdown)
-        if action in ("continue", "skip"):
-            report = job.go_on(found, wheel, options, progress, skip=action == "skip", new=new)
+        if own and action in ("continue", "skip"):
+            reports = [job.go_on_own(found, own, progress, skip=action == "skip")]
+        elif own:
+            reports = job.start_own(found, new or "", base, own, options, progress)
+        elif action in ("continue", "skip"):
+            reports = [job.go_on(found, wheel, options, progress, skip=action == "skip", new=new)]
         else:
-            report = job.start(found, new or "", base, wheel, options, progress)
-    _show(report, as_json, markdown)
-    if as_json and report.needs_a_person and not report.is_dry:
-        from sglang_bw.errors import RebaseStoppedError
+            reports = [job.start(found, new or "", base, wheel, options, progress)]
+    _end(reports, as_json, markdown)
 
-        raise SystemExit(RebaseStoppedError.exit_code)
+
+def _end(reports: list[Report], as_json: bool, markdown: bool) -> None:
+    """Show what was moved, the last of it deciding how the command ends."""
+    from sglang_bw.errors import RebaseStoppedError
+    from sglang_bw.fork.rebase import job
+
+    *before, report = reports
+    if as_json:
+        print_json(report.as_json() | ({"before": [one.as_json() for one in before]} if before else {}))
+        if report.needs_a_person and not report.is_dry:
+            raise SystemExit(RebaseStoppedError.exit_code)
+        return
+    for one in reports:
+        _show(one, False, markdown)
     job.require_finished(report)
 
 
@@ -81,6 +107,18 @@ def _require_sense(new: str | None, base: str | None, action: str | None, wheel:
         raise click.UsageError(f"--from is known already: leave it away with --{action}")
     if action == "check" and wheel and not new:
         raise click.UsageError("--wheel is the wheel of one release: name it")
+
+
+def _require_sense_of_local(
+    local: Path | None, place: Path | None, action: str | None, wheel: Path | None, test: bool
+) -> None:
+    if place and not local:
+        raise click.UsageError("--out is the place of a local series: name it with --local DIR")
+    if local and (wheel or test or action == "check"):
+        raise click.UsageError(
+            "--local moves your patches between bases that have a series: leave out --wheel, --test and --check"
+            " (--dry-run reports and writes nothing)"
+        )
 
 
 def _say(value: dict[str, Any], text: str, as_json: bool) -> None:

@@ -58,17 +58,59 @@ def text_files(wheel: Wheel) -> dict[str, bytes]:
     }
 
 
+class Bench:
+    """A repository whose HEAD is a release, and the patches that are put on it one after another."""
+
+    def __init__(self, repo: GitRepo, files: Mapping[str, bytes], progress: Progress) -> None:
+        """Begin at HEAD, which is the release that ``files`` holds."""
+        self._repo = repo
+        self._files = files
+        self._base = repo.run("rev-parse", "HEAD").text
+        self._state: dict[str, bytes | None] = {}
+        self._done: list[mail.Patch] = []
+        self._progress = progress
+
+    @classmethod
+    def new(cls, wheel: Wheel, folder: Path, patches: Iterable[mail.Patch], progress: Progress) -> Bench:
+        """Import a release below ``folder``; only files that ``patches`` name are checked out."""
+        progress("importing the release")
+        files = text_files(wheel)
+        repo = GitRepo.create(folder / "repo")
+        repo.commit_files(files, f"sglang {wheel.version}", work_on=named_paths(patches))
+        return cls(repo, files, progress)
+
+    def put(self, patches: Sequence[mail.Patch]) -> Applied:
+        """Put more patches on and return the release with all of them so far.
+
+        :raises PatchApplyError: a patch does not apply exactly, or the two readers disagree.
+        """
+        for number, patch in enumerate(patches, start=1):
+            self._progress(f"patch {number}/{len(patches)} {patch.name}")
+            self._state |= strict.apply_exactly(patch.name, patch.diff, self._read)
+            done = self._repo.am(patch.path)
+            if done.code:
+                said = (done.stderr or done.text).strip().splitlines()
+                raise PatchApplyError(
+                    f"{patch.name}: git am refuses it: {said[0] if said else 'no reason given'}",
+                    hint="`sglang-bw patches lint` may say more; export the patch again from a commit",
+                )
+            self._done.append(patch)
+        _agree(self._repo, self._base, self._state, self._files)
+        inside = {path.removeprefix(PREFIX): data for path, data in self._state.items() if path.startswith(PREFIX)}
+        outside = tuple(sorted(path for path in self._state if not path.startswith(PREFIX)))
+        return Applied(self._repo.tree("HEAD", PREFIX.rstrip("/")), inside, tuple(self._done), outside)
+
+    def _read(self, path: str) -> bytes | None:
+        return self._state[path] if path in self._state else self._files.get(path)
+
+
 def apply_series(series: Series, wheel: Wheel, folder: Path, progress: Progress) -> Applied:
     """Apply a series in a scratch repository below ``folder``.
 
     :raises PatchApplyError: a patch does not apply exactly, or the two readers disagree.
     """
-    files = text_files(wheel)
     patches = [mail.read_patch(path) for path in series.files]
-    progress("importing the release")
-    repo = GitRepo.create(folder / "repo")
-    repo.commit_files(files, f"sglang {wheel.version}", work_on=named_paths(patches))
-    return apply_in(repo, patches, files, progress)
+    return Bench.new(wheel, folder, patches, progress).put(patches)
 
 
 def named_paths(patches: Iterable[mail.Patch]) -> set[str]:
@@ -81,26 +123,7 @@ def apply_in(repo: GitRepo, patches: Sequence[mail.Patch], files: Mapping[str, b
 
     :raises PatchApplyError: a patch does not apply exactly, or the two readers disagree.
     """
-    base = repo.run("rev-parse", "HEAD").text
-    state: dict[str, bytes | None] = {}
-
-    def read(path: str) -> bytes | None:
-        return state[path] if path in state else files.get(path)
-
-    for number, patch in enumerate(patches, start=1):
-        progress(f"patch {number}/{len(patches)} {patch.name}")
-        state |= strict.apply_exactly(patch.name, patch.diff, read)
-        done = repo.am(patch.path)
-        if done.code:
-            said = (done.stderr or done.text).strip().splitlines()
-            raise PatchApplyError(
-                f"{patch.name}: git am refuses it: {said[0] if said else 'no reason given'}",
-                hint="`sglang-bw patches lint` may say more; export the patch again from a commit",
-            )
-    _agree(repo, base, state, files)
-    inside = {path.removeprefix(PREFIX): data for path, data in state.items() if path.startswith(PREFIX)}
-    outside = tuple(sorted(path for path in state if not path.startswith(PREFIX)))
-    return Applied(repo.tree("HEAD", PREFIX.rstrip("/")), inside, tuple(patches), outside)
+    return Bench(repo, files, progress).put(patches)
 
 
 def _agree(repo: GitRepo, base: str, state: dict[str, bytes | None], files: Mapping[str, bytes]) -> None:

@@ -14,10 +14,17 @@ from pathlib import Path
 from installer.sources import WheelFile
 
 from sglang_bw.errors import OutputError
-from sglang_bw.fork import index, lint, sbom, upstream
-from sglang_bw.fork.apply import Applied, Progress, apply_series, check_pins
-from sglang_bw.fork.notice import notice_file, with_notice
-from sglang_bw.fork.record import RECORD_PATH, BwRecord, PatchRecord, UpstreamRecord, content_digest
+from sglang_bw.fork import index, lint, mail, sbom, upstream
+from sglang_bw.fork.apply import Applied, Bench, Progress, check_pins
+from sglang_bw.fork.local import LocalApplied, LocalSeries, apply_after, load_for, local_version
+from sglang_bw.fork.notice import LOCAL_TEXT, TEXT, notice_file, with_notice
+from sglang_bw.fork.record import (
+    RECORD_PATH,
+    BwRecord,
+    PatchRecord,
+    UpstreamRecord,
+    content_digest,
+)
 from sglang_bw.fork.series import Series
 from sglang_bw.fork.wheel import Wheel, read_wheel, repack, set_version_module
 
@@ -48,6 +55,7 @@ def build(
     python: str | None = None,
     machine: str | None = None,
     wheel: Path | None = None,
+    local: Path | None = None,
     out: Path,
     progress: Progress = lambda step: None,
 ) -> BuiltWheel:
@@ -57,26 +65,39 @@ def build(
     :param python: major.minor, default the running one; ignored when ``wheel`` is given.
     :param machine: ``x86_64`` or ``aarch64``, default this one; ignored when ``wheel`` is given.
     :param wheel: upstream's wheel as a file, for hosts without a network.
+    :param local: folder of a local series, applied after ours.
     :raises BwError: each cause has its own class, see :mod:`sglang_bw.errors`.
     """
     series = Series.load(root, base)
     lint.require_clean(series)
+    asked = load_for(local, base) if local else None
     with _scratch(out) as scratch:
         source = _upstream(series, python, machine, wheel, progress)
         with tempfile.TemporaryDirectory(prefix="sglang-bw-build-") as repo:
-            applied = apply_series(series, source, Path(repo), progress)
-        return pack(series, source, applied, scratch, out, progress)
+            applied, own = _applied(series, asked, source, Path(repo), progress)
+        return pack(series, source, applied, scratch, out, progress, own=own)
 
 
-def pack(series: Series, source: Wheel, applied: Applied, scratch: Path, out: Path, progress: Progress) -> BuiltWheel:
+def pack(
+    series: Series,
+    source: Wheel,
+    applied: Applied,
+    scratch: Path,
+    out: Path,
+    progress: Progress,
+    *,
+    own: LocalApplied | None = None,
+) -> BuiltWheel:
     """Write the wheel of an applied series into ``out``, made beside it in ``scratch``.
 
+    :param own: the release with the local patches on it as well.
     :raises PatchApplyError: the result is not what the series pins.
     """
     check_pins(applied, series.pins)
     progress("packing the wheel")
-    version = series.pins.full_version
-    name, data = repack(source, _content(series, source, applied, version), version)
+    content = _content(series, source, applied, own)
+    version = content.record.version
+    name, data = repack(source, content.changes(source), version)
     built = scratch / name
     built.write_bytes(data)
     progress("checking the wheel")
@@ -85,7 +106,8 @@ def pack(series: Series, source: Wheel, applied: Applied, scratch: Path, out: Pa
     for made in (name, name + DIGEST_SUFFIX):
         os.replace(scratch / made, out / made)  # noqa: PTH105
     page = index.write(out)
-    return BuiltWheel(out / name, version, digest, page, series.order, applied.left_out)
+    patches = tuple(patch.name for patch in content.applied.patches)
+    return BuiltWheel(out / name, version, digest, page, patches, content.applied.left_out)
 
 
 def check_built(path: Path) -> list[str]:
@@ -105,39 +127,59 @@ def _upstream(series: Series, python: str | None, machine: str | None, wheel: Pa
     return read_wheel(wheel, sha256=upstream.pinned_digest(pins, wheel), version=pins.version)
 
 
-def _content(series: Series, source: Wheel, applied: Applied, version: str) -> dict[str, bytes | None]:
-    """Return everything that differs from upstream's wheel, the record and the SBOM included."""
-    changes: dict[str, bytes | None] = {}
-    modified = []
+@dataclass(frozen=True)
+class _Content:
+    """What a wheel is to hold: the patched release, the record, and the bytes of every file that differs."""
+
+    applied: Applied
+    record: BwRecord
+    files: dict[str, bytes | None]
+    modified: tuple[str, ...]
+
+    def changes(self, source: Wheel) -> dict[str, bytes | None]:
+        """Return everything that differs from upstream's wheel, the record, NOTICE and SBOM included."""
+        info, record = source.dist_info, self.record
+        return self.files | {
+            RECORD_PATH: record.text().encode(),
+            f"{info}/licenses/NOTICE": notice_file(record, self.modified).encode(),
+            f"{info}/sboms/{sbom.SBOM_FILE}": sbom.render(record, self.applied.patches, source.date).encode(),
+        }
+
+
+def _applied(
+    series: Series, local: LocalSeries | None, source: Wheel, folder: Path, progress: Progress
+) -> tuple[Applied, LocalApplied | None]:
+    """Apply the series, then the local one on top of it."""
+    ours = [mail.read_patch(path) for path in series.files]
+    bench = Bench.new(source, folder, [*ours, *(local.patches if local else ())], progress)
+    applied = bench.put(ours)
+    return applied, apply_after(bench, local, series) if local else None
+
+
+def _content(series: Series, source: Wheel, ours: Applied, own: LocalApplied | None) -> _Content:
+    pins = series.pins
+    applied = own.applied if own else ours
+    series_id = local_version(pins, applied.tree) if own else pins.local
+    version = f"{series.base}+{series_id}"
+    by_builder = own.touched if own else frozenset()
+    files: dict[str, bytes | None] = {}
     for path, data in applied.changes.items():
-        is_modified = data is not None and path in source.members
-        changes[path] = with_notice(path, data) if data is not None and is_modified else data
-        if is_modified:
-            modified.append(path)
-    changes[VERSION_MODULE] = set_version_module(source.members[VERSION_MODULE].data, source.version, version)
+        text = LOCAL_TEXT if path in by_builder else TEXT
+        files[path] = with_notice(path, data, text) if data is not None and path in source.members else data
+    modified = [path for path, data in files.items() if data is not None and path in source.members]
+    files[VERSION_MODULE] = set_version_module(source.members[VERSION_MODULE].data, source.version, version)
     record = BwRecord(
         version=version,
         base=series.base,
-        series=series.pins.local,
+        series=series_id,
         tree=applied.tree,
         upstream=UpstreamRecord(wheel=source.name, sha256=source.sha256),
-        patches=tuple(
-            PatchRecord(
-                file=patch.name,
-                subject=patch.subject,
-                upstream_status=patch.trailer("Upstream-Status"),
-                why=patch.trailer("Why"),
-                sha256=patch.sha256,
-            )
-            for patch in applied.patches
-        ),
-        files={path: _sha256(data) for path, data in sorted(changes.items()) if data is not None},
+        patches=tuple(map(PatchRecord.of, ours.patches)),
+        files={path: _sha256(data) for path, data in sorted(files.items()) if data is not None},
         removed=applied.removed,
+        local=own.record(pins, ours.tree) if own else None,
     )
-    changes[RECORD_PATH] = (record.model_dump_json(indent=1) + "\n").encode()
-    changes[f"{source.dist_info}/licenses/NOTICE"] = notice_file(record, [*modified, VERSION_MODULE]).encode()
-    changes[f"{source.dist_info}/sboms/{sbom.SBOM_FILE}"] = sbom.render(record, applied.patches, source.date).encode()
-    return changes
+    return _Content(applied, record, files, (*modified, VERSION_MODULE))
 
 
 def _sha256(data: bytes) -> str:

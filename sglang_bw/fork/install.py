@@ -17,11 +17,12 @@ from sglang_bw.fork import checks
 from sglang_bw.fork.driver import driver_version
 from sglang_bw.fork.environment import Environment
 from sglang_bw.fork.installers import Installer, Report, install_engine, session, written
+from sglang_bw.fork.local import LocalSeries, load_for, planned_version
 from sglang_bw.fork.locks import LEFT_OUT, Lock, Locked, render
 from sglang_bw.fork.series import Series, newest_base
 from sglang_bw.fork.upstream import pick_wheel
 from sglang_bw.fork.verify import PACKAGE, Installation, State, inspect_environment
-from sglang_bw.fork.wheelhouse import PatchedWheel, find_wheel
+from sglang_bw.fork.wheelhouse import PatchedWheel, find_local_wheel, find_wheel
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Request:
     :param find_links: look for the built wheel here, instead of in ``dist/``, and never build.
     :param torch_index: index of a CPU-only torch.
     :param check_driver: refuse ``cuda`` without a fitting driver.
+    :param local: folder of a local series that the engine is to have on top.
     """
 
     python: Path | None = None
@@ -45,6 +47,7 @@ class Request:
     torch_index: str | None = None
     installer: str = "pip"
     check_driver: bool = True
+    local: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ class Plan:
     out: Path
     replace_engine: bool
     installer: Installer
+    local: LocalSeries | None = None
 
     @property
     def nothing_to_do(self) -> bool:
@@ -77,8 +81,14 @@ class Plan:
 
     @property
     def version(self) -> str:
-        """The full version that will be there."""
-        return self.wheel.version if self.wheel else self.series.pins.full_version
+        """The full version that will be there; with ``<tree>`` in it when only the build tells it."""
+        if self.wheel:
+            return self.wheel.version
+        if self.local is None:
+            return self.series.pins.full_version
+        if not self.replace_engine:
+            return self.found.version
+        return planned_version(self.series.pins)
 
     @property
     def replaced(self) -> dict[str, tuple[str, str]]:
@@ -105,13 +115,17 @@ class Plan:
     @property
     def notes(self) -> list[str]:
         """What the user should know about this environment."""
-        names = ", ".join(LEFT_OUT.get(self.environment.python, ()))
-        if not names:
-            return []
+        notes = []
         python = self.environment.python
-        return [
-            f"{names} is left out on Python {python}: its core has no wheel there (xgrammar serves structured output)"
-        ]
+        if names := ", ".join(LEFT_OUT.get(python, ())):
+            notes.append(
+                f"{names} is left out on Python {python}: its core has no wheel there (xgrammar serves structured"
+                " output)"
+            )
+        if self.replace_engine and self.found.local and not (self.local or (self.wheel and self.wheel.local)):
+            own = ", ".join(patch.file for patch in self.found.local.patches)
+            notes.append(f"the engine there has local patches, which go ({own}): `--local DIR` keeps them")
+        return notes
 
 
 def plan_install(root: Path, request: Request) -> Plan:
@@ -123,8 +137,9 @@ def plan_install(root: Path, request: Request) -> Plan:
     """
     wheel = PatchedWheel.open(request.wheel) if request.wheel else None
     series = Series.load(root, request.base or (wheel.base if wheel else newest_base(root)))
+    local = load_for(request.local, series.base) if request.local else None
     environment = Environment.probe(request.python)
-    checks.refuse(unfit(environment, root, series, wheel))
+    checks.refuse((*unfit(environment, root, series, wheel), *_foreign(wheel, series, local)))
     driver = driver_version()
     device = request.device
     if device == "auto":
@@ -133,7 +148,7 @@ def plan_install(root: Path, request: Request) -> Plan:
     missing, torch = _missing(environment, lock, request.torch_index)
     found = inspect_environment(environment)
     out = request.find_links or default_out()
-    wheel = wheel or _built(request, series, environment, out)
+    wheel = wheel or _built(request, series, local, environment, out)
     plan = Plan(
         environment=environment,
         found=found,
@@ -146,8 +161,9 @@ def plan_install(root: Path, request: Request) -> Plan:
         torch_index=request.torch_index,
         wheel=wheel,
         out=out,
-        replace_engine=not _is_there(found, wheel, series),
+        replace_engine=not _is_there(found, wheel, series, local),
         installer=Installer.named(request.installer, environment.executable),
+        local=local,
     )
     if not plan.nothing_to_do:
         checks.refuse(_refusals(plan, driver, check_driver=request.check_driver))
@@ -175,6 +191,11 @@ def unfit(environment: Environment, root: Path, series: Series, wheel: PatchedWh
     yield from checks.place(environment)
 
 
+def _foreign(wheel: PatchedWheel | None, series: Series, local: LocalSeries | None) -> Iterator[str]:
+    if wheel and local and not local.is_in(wheel.local, series):
+        yield f"{wheel.path.name} does not hold the patches of {local.folder}: leave out --wheel, and it is built"
+
+
 def _refusals(plan: Plan, driver: str | None, *, check_driver: bool) -> Iterator[str]:
     if plan.device == "cuda" and check_driver:
         yield from checks.driver(driver, plan.lock.packages)
@@ -200,11 +221,21 @@ def _missing(
     return tuple(missing), tuple(torch)
 
 
-def _built(request: Request, series: Series, environment: Environment, out: Path) -> PatchedWheel | None:
+def _built(
+    request: Request, series: Series, local: LocalSeries | None, environment: Environment, out: Path
+) -> PatchedWheel | None:
     """Return the wheel that is built already: of exactly this series, else (``find_links``) the newest there is.
 
     :raises UnknownBaseError: none in the folder that the user named.
     """
+    if local:
+        wheel = find_local_wheel(out, environment, series, local)
+        if wheel is None and request.find_links:
+            raise UnknownBaseError(
+                f"{out} has no wheel of SGLang {series.base} with the patches of {local.folder}",
+                hint=f"`sglang-bw build --local {local.folder} --out DIR` makes one",
+            )
+        return wheel
     wheel = find_wheel(out, environment, series.base, version=series.pins.full_version)
     if wheel is None and request.find_links:
         wheel = find_wheel(out, environment, series.base, version=None)
@@ -217,12 +248,14 @@ def _built(request: Request, series: Series, environment: Environment, out: Path
     return wheel
 
 
-def _is_there(found: Installation, wheel: PatchedWheel | None, series: Series) -> bool:
+def _is_there(found: Installation, wheel: PatchedWheel | None, series: Series, local: LocalSeries | None) -> bool:
     """Whether the engine that should be there is there: these bytes, or this tree when there is no wheel to compare."""
     if found.state is not State.INTACT:
         return False
     if wheel:
         return found.digest == wheel.digest and found.version == wheel.version
+    if local:
+        return local.is_in(found.local, series)
     return found.version == series.pins.full_version and found.tree == series.pins.tree
 
 
@@ -272,6 +305,7 @@ def _wheel(plan: Plan, report: Report) -> PatchedWheel:
             python=environment.python,
             machine=environment.machine,
             wheel=None,
+            local=plan.local.folder if plan.local else None,
             out=plan.out,
             progress=report.detail,
         )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -16,6 +18,9 @@ REQUIRED = ("Upstream-Status", "Bug", "Why", "Removal", "Applies-To", "Test", "V
 _NAME = re.compile(r"\d{4}-[a-z0-9]+(-[a-z0-9]+)*\.patch")
 _VERIFIED = re.compile(r"[a-z0-9]+(:[a-z0-9]+)?( \([^)]+\))?")
 _BUG = re.compile(r"https://\S+|none \(.+\)")
+# What `patches new` writes where the author has to write something.
+TODO = "TODO"
+UNFILLED = "is still to be filled in"
 _ZERO = b"From 0000000000000000000000000000000000000000 "
 
 
@@ -25,7 +30,7 @@ def lint(series: Series, *, checkout: Path | None = None) -> list[str]:
     :param checkout: where the tests named in trailers are, default the folder that ``patches/`` lies in.
     """
     checkout = checkout or series.folder.parent.parent
-    findings = _order(series)
+    findings = order_findings(series.folder, series.order)
     for path in series.files:
         if not path.is_file():
             continue
@@ -35,7 +40,8 @@ def lint(series: Series, *, checkout: Path | None = None) -> list[str]:
             findings += error.findings
             continue
         findings += [
-            f"{patch.name}: {text}" for text in _mail(patch) + _trailers(patch, series.base, checkout) + _diff(patch)
+            f"{patch.name}: {text}"
+            for text in _mail(patch) + _trailers(patch, series.base, checkout) + diff_findings(patch) + _blanks(patch)
         ]
     if not series.pins.tree:
         findings.append("upstream.toml: the tree id is not pinned; run `sglang-bw patches refresh`")
@@ -53,13 +59,14 @@ def require_clean(series: Series) -> None:
         )
 
 
-def _order(series: Series) -> list[str]:
-    on_disk = {path.name for path in series.folder.glob("*.patch")}
-    findings = [f"series: {name} is listed {n} times" for name, n in Counter(series.order).items() if n > 1]
-    findings += [f"series: {name} is listed, but there is no such file" for name in series.order if name not in on_disk]
-    findings += [f"series: {name} is on disk, but not listed" for name in sorted(on_disk - set(series.order))]
-    findings += [f"series: {name}: a name is NNNN-topic.patch" for name in series.order if not _NAME.fullmatch(name)]
-    if list(series.order) != sorted(series.order):
+def order_findings(folder: Path, order: Sequence[str]) -> list[str]:
+    """Return what is wrong with an order file, compared with the patches in its folder."""
+    on_disk = {path.name for path in folder.glob("*.patch")}
+    findings = [f"series: {name} is listed {n} times" for name, n in Counter(order).items() if n > 1]
+    findings += [f"series: {name} is listed, but there is no such file" for name in order if name not in on_disk]
+    findings += [f"series: {name} is on disk, but not listed" for name in sorted(on_disk - set(order))]
+    findings += [f"series: {name}: a name is NNNN-topic.patch" for name in order if not _NAME.fullmatch(name)]
+    if list(order) != sorted(order):
         findings.append("series: the numbers are not in the order of the list")
     return findings
 
@@ -77,6 +84,23 @@ def _mail(patch: mail.Patch) -> list[str]:
 
 def _trailers(patch: mail.Patch, base: str, checkout: Path) -> list[str]:
     findings = [f"trailer {key} is missing" for key in REQUIRED if not patch.trailer(key)]
+    findings += unfilled(patch) or value_findings(patch, base)
+    return findings + _tests(patch, checkout)
+
+
+def unfilled(patch: mail.Patch) -> list[str]:
+    """Return which parts of the message are still what ``patches new`` wrote for its author to fill in."""
+    findings = [f"{key} {UNFILLED}" for key, value in patch.trailers if value.startswith(TODO)]
+    if patch.subject.startswith(TODO):
+        findings.append(f"the subject {UNFILLED}")
+    if any(line.startswith(TODO) for line in mail.description(patch).splitlines()):
+        findings.append(f"the description {UNFILLED}")
+    return findings
+
+
+def value_findings(patch: mail.Patch, base: str) -> list[str]:
+    """Return what is wrong with the trailers that are there, for a patch that is to apply to ``base``."""
+    findings = []
     status = patch.trailer("Upstream-Status")
     if status and not mail.STATUS_FORM.fullmatch(status):
         findings.append(
@@ -97,28 +121,47 @@ def _trailers(patch: mail.Patch, base: str, checkout: Path) -> list[str]:
     for word in filter(None, (part.strip() for part in patch.trailer("Verified-On").split(","))):
         if not _VERIFIED.fullmatch(word):
             findings.append(f"Verified-On {word!r}: one of cpu, smNN, resolver:smNN, with a remark in brackets at most")
-    findings += _tests(patch, checkout)
     return findings
 
 
 def _tests(patch: mail.Patch, checkout: Path) -> list[str]:
     if not (checkout / "tests" / "patches").is_dir():
         return []  # the copy inside an installed tool travels without the tests
-    return [f"Test {test}: no such file" for test in patch.all("Test") if not (checkout / test).is_file()]
+    return [
+        f"Test {test}: no such file"
+        for test in patch.all("Test")
+        if not test.startswith(TODO) and not (checkout / test).is_file()
+    ]
 
 
-def _diff(patch: mail.Patch) -> list[str]:
+def diff_findings(patch: mail.Patch) -> list[str]:
+    """Return what a diff does that no patch of a wheel can do."""
     try:
         files = strict.parse(patch.name, patch.diff)
     except PatchApplyError as error:
         return [error.message.removeprefix(f"{patch.name}: ")]
     findings = []
     for file in files:
+        if file.is_binary_file or (not file and not file.is_rename):
+            findings.append(f"{file.path}: binary or mode change; a patch changes text only")
         if not file.path.startswith("python/sglang/") and not file.is_added_file:
             findings.append(f"{file.path}: the wheel does not hold this file, so it cannot be changed")
-        for hunk in file:
-            for line in hunk:
-                text = line.value.rstrip("\n").removesuffix("\r")
-                if line.is_added and text != text.rstrip():
-                    findings.append(f"{file.path}:{line.target_line_no}: trailing blanks")
+        elif file.path.startswith("sglang/"):
+            findings.append(
+                f"{file.path}: in upstream's tree the package is python/sglang/; here it would not be packed"
+            )
+    return findings
+
+
+def _blanks(patch: mail.Patch) -> list[str]:
+    try:
+        files = strict.parse(patch.name, patch.diff)
+    except PatchApplyError:
+        return []  # found already
+    findings = []
+    for file in files:
+        for line in itertools.chain.from_iterable(file):
+            text = line.value.rstrip("\n").removesuffix("\r")
+            if line.is_added and text != text.rstrip():
+                findings.append(f"{file.path}:{line.target_line_no}: trailing blanks")
     return findings

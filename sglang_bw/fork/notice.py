@@ -8,12 +8,13 @@ from pathlib import PurePosixPath
 from sglang_bw.fork.record import BwRecord
 
 TEXT = "Modified by the sglang-bw developers; the NOTICE in this distribution's metadata lists the changes."
+LOCAL_TEXT = "Modified by the builder of this wheel; the NOTICE in this distribution's metadata lists the changes."
 
 _HASH = frozenset({".py", ".pyi", ".sh", ".toml", ".yaml", ".yml", ".cfg"})
 _SLASHES = frozenset({".cu", ".cuh", ".h", ".hpp", ".cpp", ".cc", ".c", ".rs", ".js", ".proto"})
 
 
-def with_notice(path: str, data: bytes) -> bytes:
+def with_notice(path: str, data: bytes, text: str = TEXT) -> bytes:
     """Return a changed file with one comment line at its end, where no later hunk can conflict with it.
 
     A format without comments (JSON, Markdown) stays as it is; NOTICE names it. Line ends follow the file.
@@ -24,7 +25,7 @@ def with_notice(path: str, data: bytes) -> bytes:
         return data
     end = b"\r\n" if b"\r\n" in data else b"\n"
     gap = b"" if not data or data.endswith(b"\n") else end
-    return data + gap + f"{mark} {TEXT}".encode() + end
+    return data + gap + f"{mark} {text}".encode() + end
 
 
 def notice_file(record: BwRecord, modified: Iterable[str]) -> str:
@@ -33,11 +34,12 @@ def notice_file(record: BwRecord, modified: Iterable[str]) -> str:
         f"sglang {record.version}",
         "",
         f"This is SGLang {record.base} (https://github.com/sgl-project/sglang, Apache-2.0) with the patch series",
-        f"{record.series} of sglang-bw (Apache-2.0). It is not made or endorsed by the SGLang team.",
+        f"{_series(record)} of sglang-bw (Apache-2.0). It is not made or endorsed by the SGLang team.",
         "",
         "Patches:",
         *(f"  {patch.file}: {patch.subject}" for patch in record.patches),
         "",
+        *_local(record),
         "Files changed from upstream's:",
         *(f"  {path}" for path in sorted(modified)),
         "",
@@ -49,3 +51,15 @@ def notice_file(record: BwRecord, modified: Iterable[str]) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _series(record: BwRecord) -> str:
+    """Return the id of the project's own series: local patches are no part of it."""
+    return record.local.series if record.local else record.series
+
+
+def _local(record: BwRecord) -> list[str]:
+    if record.local is None:
+        return []
+    listed = [f"  {patch.file}: {patch.subject}" for patch in record.local.patches]
+    return ["Local patches of the builder of this wheel, which are no part of sglang-bw:", *listed, ""]

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import csv
 import hashlib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+if TYPE_CHECKING:
+    from sglang_bw.fork.mail import Patch
 
 RECORD_PATH = "sglang/_bw.json"
 
@@ -32,12 +36,36 @@ class PatchRecord(_Frozen):
     why: str
     sha256: str = Field(description="Of the patch file.")
 
+    @property
+    def topic(self) -> str:
+        """The file's name without its number: what stays when a series is renumbered."""
+        return re.sub(r"^\d+-", "", self.file.removesuffix(".patch"))
+
+    @classmethod
+    def of(cls, patch: Patch) -> PatchRecord:
+        """Record a patch file."""
+        return cls(
+            file=patch.name,
+            subject=patch.subject,
+            upstream_status=patch.trailer("Upstream-Status"),
+            why=patch.trailer("Why"),
+            sha256=patch.sha256,
+        )
+
 
 class UpstreamRecord(_Frozen):
     """The wheel that was patched."""
 
     wheel: str
     sha256: str
+
+
+class LocalRecord(_Frozen):
+    """The user's own patches, which came after the series."""
+
+    series: str = Field(description="Id of the series below them, for example bw.1.")
+    series_tree: str = Field(description="Git tree id of python/ with the series alone.")
+    patches: tuple[PatchRecord, ...]
 
 
 class BwRecord(_Frozen):
@@ -56,6 +84,11 @@ class BwRecord(_Frozen):
     patches: tuple[PatchRecord, ...]
     files: dict[str, str]
     removed: tuple[str, ...] = ()
+    local: LocalRecord | None = None
+
+    def text(self) -> str:
+        """Return the file's text; what is not there is left out, so that a plain build says nothing of it."""
+        return self.model_dump_json(indent=1, exclude_none=True) + "\n"
 
 
 def content_digest(record_lines: Iterable[str]) -> str:
@@ -64,10 +97,13 @@ def content_digest(record_lines: Iterable[str]) -> str:
     :param record_lines: lines of a RECORD file, of a wheel or of an installed distribution: what an installer
         adds (bytecode, console scripts, its own files in ``.dist-info``) does not count.
     """
-    kept = []
-    for path, digest, _size in csv.reader(record_lines):
-        pure = PurePosixPath(path)
-        made_by_installer = pure.parent.name.endswith(".dist-info") and pure.name in _INSTALLER_FILES
-        if digest and ".." not in pure.parts and not made_by_installer and pure.suffix != ".pyc":
-            kept.append(f"{path},{digest}\n")
+    kept = [f"{row[0]},{row[1]}\n" for row in csv.reader(record_lines) if counts(row)]
     return hashlib.sha256("".join(sorted(kept)).encode()).hexdigest()
+
+
+def counts(row: Sequence[str]) -> bool:
+    """Whether a row of a RECORD (path, digest, size) is of the wheel itself, not of what an installer adds."""
+    path, digest, _size = row
+    pure = PurePosixPath(path)
+    made_by_installer = pure.parent.name.endswith(".dist-info") and pure.name in _INSTALLER_FILES
+    return bool(digest) and ".." not in pure.parts and not made_by_installer and pure.suffix != ".pyc"

@@ -25,7 +25,7 @@ from sglang_bw.fork.record import BwRecord
 SBOM_FILE = "sglang-bw.cdx.json"
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "sglang-bw")
 
-_CLASSES = {
+_CLASSES: dict[str, PatchClassification] = {
     mail.UpstreamStatus.BACKPORT: PatchClassification.BACKPORT,
     mail.UpstreamStatus.SUBMITTED: PatchClassification.CHERRY_PICK,
 }
@@ -54,7 +54,7 @@ def render(record: BwRecord, patches: Sequence[mail.Patch], date: tuple[int, int
         pedigree=Pedigree(
             ancestors=[ancestor],
             patches=[_patch(patch) for patch in patches],
-            notes=f"series {record.series}, tree {record.tree}",
+            notes=_notes(record),
         ),
     )
     serial = uuid.uuid5(_NAMESPACE, f"{record.tree}:{record.upstream.sha256}:{record.version}")
@@ -62,9 +62,15 @@ def render(record: BwRecord, patches: Sequence[mail.Patch], date: tuple[int, int
     return JsonV1Dot6(Bom(serial_number=serial, metadata=metadata)).output_as_string(indent=1) + "\n"
 
 
+def _notes(record: BwRecord) -> str:
+    notes = f"series {record.series}, tree {record.tree}"
+    if record.local:
+        notes += f"; local patches of the builder: {', '.join(patch.file for patch in record.local.patches)}"
+    return notes
+
+
 def _patch(patch: mail.Patch) -> Patch:
-    status = patch.trailer("Upstream-Status").split(" ")[0]
-    kind = _CLASSES.get(mail.UpstreamStatus(status), PatchClassification.UNOFFICIAL)
+    kind = _CLASSES.get(patch.trailer("Upstream-Status").split(" ")[0], PatchClassification.UNOFFICIAL)
     text = AttachedText(
         content=base64.b64encode(patch.diff).decode(), encoding=Encoding.BASE_64, content_type="text/x-patch"
     )

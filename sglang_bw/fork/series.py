@@ -7,6 +7,7 @@ library, so that ``sglang-bw --version`` stays quick.
 
 from __future__ import annotations
 
+import shlex
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,6 +45,15 @@ def patches_root(explicit: Path | None = None) -> Path:
 def is_packaged(root: Path) -> bool:
     """Whether ``root`` is the copy inside the installed tool, which nothing may write to."""
     return root.resolve() == _PACKAGE_DIR / "patches"
+
+
+def root_option(root: Path) -> str:
+    """Return the ``--patches`` option that a command line needs for this root, with a blank before it, or nothing."""
+    try:
+        default = patches_root()
+    except UnknownBaseError:
+        default = None
+    return "" if root == default else f" --patches {shlex.quote(str(root.resolve()))}"
 
 
 def bases(root: Path) -> list[str]:

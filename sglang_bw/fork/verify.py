@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from sglang_bw.errors import BwError, EditedEngineError, NotInstalledError, StockEngineError
 from sglang_bw.fork.environment import Environment, dist_infos, name_and_version, owners
-from sglang_bw.fork.record import RECORD_PATH, BwRecord, PatchRecord, content_digest
+from sglang_bw.fork.record import RECORD_PATH, BwRecord, LocalRecord, PatchRecord, content_digest
 
 PACKAGE = "sglang"
 INSTALL = "sglang-bw install"
@@ -53,6 +53,7 @@ class Problem(NamedTuple):
 class Installation:
     """The engine of one environment.
 
+    ``patches`` are those of the series, ``local`` the user's own on top of it;
     ``location`` is the folder that holds ``sglang/``, or the tree that was asked about and holds none;
     ``shadowed_by`` is another ``sglang`` that Python would import instead; ``added`` are files
     below ``sglang/`` that no record knows (allowed: tuned kernel configurations go there); ``owners`` are other
@@ -68,6 +69,7 @@ class Installation:
     tree: str = ""
     location: Path | None = None
     patches: tuple[PatchRecord, ...] = ()
+    local: LocalRecord | None = None
     problems: tuple[Problem, ...] = ()
     shadowed_by: Path | None = None
     added: tuple[str, ...] = ()
@@ -132,6 +134,7 @@ class Installation:
             "tree": self.tree,
             "location": str(self.location) if self.location else None,
             "patches": [patch.model_dump() for patch in self.patches],
+            "local_patches": [patch.model_dump() for patch in self.local.patches] if self.local else [],
             "problems": [problem._asdict() for problem in self.problems],
             "shadowed_by": str(self.shadowed_by) if self.shadowed_by else None,
             "added": list(self.added),
@@ -235,6 +238,7 @@ def _examine(info: Path) -> Installation:
         tree=record.tree if record else "",
         location=location,
         patches=record.patches if record else (),
+        local=record.local if record else None,
         problems=tuple(sorted(set(problems))),
         added=tuple(_added(location, expected)),
         digest=content_digest(rows) if rows else "",

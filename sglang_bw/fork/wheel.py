@@ -157,7 +157,7 @@ def repack(upstream: Wheel, changes: Mapping[str, bytes | None], version: str) -
         writer.writerow((path, "sha256=" + _urlsafe(member.data), len(member.data)))
     writer.writerow((f"{new}/RECORD", "", ""))
     ordered.append((f"{new}/RECORD", Member(lines.getvalue().encode(), record.mode)))
-    return built_name(upstream.name, version), _write_zip(ordered, upstream.date)
+    return built_name(upstream.name, version), write_zip(ordered, upstream.date)
 
 
 def built_name(upstream_name: str, version: str) -> str:
@@ -169,7 +169,8 @@ def _move(path: str, old: str, new: str) -> str:
     return new + path.removeprefix(old) if path.startswith(old + "/") else path
 
 
-def _write_zip(members: list[tuple[str, Member]], date: tuple[int, int, int, int, int, int]) -> bytes:
+def write_zip(members: list[tuple[str, Member]], date: tuple[int, int, int, int, int, int]) -> bytes:
+    """Return the archive of these files, the same on every day."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=_LEVEL) as archive:
         for path, member in members:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import zipfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,18 +15,26 @@ from pydantic import ValidationError
 
 from sglang_bw.errors import BadWheelError
 from sglang_bw.fork.environment import Environment
-from sglang_bw.fork.record import RECORD_PATH, BwRecord, content_digest
+from sglang_bw.fork.local import MARK, LocalSeries
+from sglang_bw.fork.record import RECORD_PATH, BwRecord, LocalRecord, PatchRecord, content_digest
+from sglang_bw.fork.series import Series
 from sglang_bw.fork.wheel import parse_wheel
 
 
 @dataclass(frozen=True)
 class PatchedWheel:
-    """A patched engine's wheel file. ``digest`` is its content digest, as in its own RECORD."""
+    """A patched engine's wheel file.
+
+    ``digest`` is its content digest, as in its own RECORD; ``patches`` are those of the series, ``local`` the
+    builder's own, with the tree that they lie on.
+    """
 
     path: Path
     version: str
     base: str
     digest: str
+    patches: tuple[PatchRecord, ...] = ()
+    local: LocalRecord | None = None
 
     @classmethod
     def open(cls, path: Path) -> PatchedWheel:
@@ -49,7 +58,7 @@ class PatchedWheel:
                 f"{path.name} is not a patched engine: it has no {RECORD_PATH}",
                 hint="`sglang-bw build --wheel FILE` patches upstream's wheel",
             ) from None
-        return cls(path, version, record.base, content_digest(rows))
+        return cls(path, version, record.base, content_digest(rows), record.patches, record.local)
 
     def fits(self, environment: Environment) -> bool:
         """Whether the environment's Python and machine can load it."""
@@ -80,17 +89,29 @@ def _fits(name: str, environment: Environment) -> bool:
 def find_wheel(folder: Path, environment: Environment, base: str, *, version: str | None) -> PatchedWheel | None:
     """Return the patched wheel of ``base`` in ``folder`` that fits the environment, or ``None``.
 
-    :param version: take exactly this version; without it, the newest.
+    :param version: take exactly this version; without it, the newest without local patches.
     """
-    found: list[tuple[Version, Path]] = []
+    found = list(_built(folder, environment, base))
+    exact = [entry for entry in found if version and entry[0] == Version(version)]
+    chosen = exact if version else [entry for entry in found if MARK not in str(entry[0])]
+    return PatchedWheel.open(max(chosen)[1]) if chosen else None
+
+
+def find_local_wheel(folder: Path, environment: Environment, series: Series, local: LocalSeries) -> PatchedWheel | None:
+    """Return the wheel in ``folder`` that holds exactly this series with these local patches, or ``None``."""
+    for version, path in _built(folder, environment, series.base):
+        if MARK in str(version):
+            wheel = PatchedWheel.open(path)
+            if local.is_in(wheel.local, series):
+                return wheel
+    return None
+
+
+def _built(folder: Path, environment: Environment, base: str) -> Iterator[tuple[Version, Path]]:
     for path in sorted(folder.glob("sglang-*.whl")):
         try:
             built = parse_wheel_filename(path.name)[1]
         except InvalidWheelFilename:
             continue
-        local = built.local or ""
-        if built.public == base and local.startswith("bw.") and _fits(path.name, environment):
-            found.append((built, path))
-    exact = [entry for entry in found if version and entry[0] == Version(version)]
-    chosen = exact if version else found
-    return PatchedWheel.open(max(chosen)[1]) if chosen else None
+        if built.public == base and (built.local or "").startswith("bw.") and _fits(path.name, environment):
+            yield built, path

@@ -12,7 +12,9 @@ from sglang_bw.errors import BwError, OutputError, RebaseOpenError, RebaseStoppe
 from sglang_bw.fork import lint, releases, upstream
 from sglang_bw.fork.apply import Progress
 from sglang_bw.fork.mail import read_patch
+from sglang_bw.fork.rebase import own as local_rebase
 from sglang_bw.fork.rebase import publish, session
+from sglang_bw.fork.rebase.own import Move
 from sglang_bw.fork.rebase.report import Report
 from sglang_bw.fork.rebase.state import Phase, RebaseState
 from sglang_bw.fork.scratch import Scratch, opened
@@ -106,12 +108,52 @@ def go_on(
         return _finish(scratch, state, series, wheels, options, progress, started)
 
 
-def abort(root: Path) -> tuple[str, str]:
-    """Throw the open rebase away, ``patches/`` untouched, and return the two versions.
+@dataclass(frozen=True)
+class Own:
+    """A user's local series to move: its folder, and where the result goes (by default a folder in it, named NEW)."""
+
+    folder: Path
+    out: Path | None = None
+
+
+def start_own(root: Path, new: str, base: str | None, own: Own, options: Options, progress: Progress) -> list[Report]:
+    """Move a local series to ``new``; our own series goes first where ``new`` has none yet.
+
+    :raises BwError: every cause has its own class, see :mod:`sglang_bw.errors`.
+    """
+    base = base_for(root, new, base)
+    reports = []
+    if new not in bases(root):
+        reports.append(start(root, new, base, None, options, progress))
+        if reports[0].needs_a_person or reports[0].folder is None:
+            return reports
+    move = Move.between(root, base, new, own.folder, own.out)
+    wheels = with_readers(move.old, move.new.pins, pick_any(move.new.pins))
+    leaves_out, is_dry = options.keep_going, options.dry_run
+    reports.append(local_rebase.start(root, move, wheels, keep_going=leaves_out, dry_run=is_dry, progress=progress))
+    return reports
+
+
+def go_on_own(root: Path, own: Own, progress: Progress, *, skip: bool) -> Report:
+    """Go on with the open rebase of a local series.
 
     :raises RebaseOpenError: none is open.
     """
-    with opened(session.scratch_name(root)) as scratch:
+    with opened(local_rebase.scratch_name(root, own.folder)) as scratch:
+        state = _open_state(scratch)
+        move = Move.between(root, state.request.base, state.request.new, own.folder, own.out)
+        wheels = with_readers(move.old, move.new.pins, pick_any(move.new.pins))
+        return local_rebase.go_on(scratch, state, move, wheels, skip=skip, progress=progress)
+
+
+def abort(root: Path, own: Own | None = None) -> tuple[str, str]:
+    """Throw the open rebase away, all patches untouched, and return the two versions.
+
+    :param own: the one of this local series.
+    :raises RebaseOpenError: none is open.
+    """
+    name = local_rebase.scratch_name(root, own.folder) if own else session.scratch_name(root)
+    with opened(name) as scratch:
         try:
             state = _open_state(scratch)
             versions = state.request.base, state.request.new
@@ -251,13 +293,14 @@ def require_finished(report: Report) -> None:
         raise RebaseStoppedError(
             f"{report.stopped.patch}: {report.stopped.word}, a person must decide",
             hint=(
-                f"edit {report.tree} with your own tools, then `sglang-bw rebase --continue`; "
+                f"edit {report.tree} with your own tools, then `{report.next_steps[0]}`; "
                 "`--skip` leaves the patch out, `--abort` throws the rebase away"
             ),
         )
     if report.left_out and not report.is_dry:
         names = ", ".join(outcome.patch for outcome in report.left_out if outcome.word.needs_a_person)
         raise RebaseStoppedError(
-            f"the base was written without {names}",
-            hint=f"look at each: remove the folder and run `sglang-bw rebase {report.new} --from {report.base}`",
+            f"{report.folder} was written without {names}",
+            hint=f"look at each: remove the folder and run `sglang-bw rebase {report.new} --from {report.base}"
+            f"{report.local_option}`",
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,8 @@ class Report:
     """What a rebase gave so far.
 
     ``waiting`` are patches that were not tried yet; ``stopped`` is the one that a person must look at, in ``tree``;
-    ``folder`` is the new base when it was written; ``version`` what its wheel is called.
+    ``folder`` is the new base when it was written; ``version`` what its wheel is called; ``local`` the folder of the
+    local series that was moved, if it was one.
     """
 
     base: str
@@ -36,6 +38,7 @@ class Report:
     wheel: str = ""
     digest: str = ""
     tested: int = 0
+    local: str = ""
 
     @classmethod
     def of(
@@ -61,6 +64,7 @@ class Report:
             wheel=made.wheel.path.name if made else "",
             digest=made.wheel.digest if made else "",
             tested=len(made.tests) if made else 0,
+            local=state.request.local,
         )
 
     @property
@@ -86,10 +90,17 @@ class Report:
         return words + (f", {len(self.waiting)} not tried yet" if self.waiting else "")
 
     @property
+    def local_option(self) -> str:
+        """The option that names the local series, with a blank before it, or nothing."""
+        return f" --local {shlex.quote(self.local)}" if self.local else ""
+
+    @property
     def next_steps(self) -> tuple[str, ...]:
         """The commands that follow."""
         if self.stopped:
-            return ("sglang-bw rebase --continue", "sglang-bw rebase --skip", "sglang-bw rebase --abort")
+            return tuple(f"sglang-bw rebase --{word}{self.local_option}" for word in ("continue", "skip", "abort"))
+        if self.local:
+            return (f"sglang-bw upgrade {self.new} --local {shlex.quote(str(self.folder))}",) if self.folder else ()
         if self.folder:
             return (
                 f"scripts/lock --base {self.new} --wheel WHEEL",

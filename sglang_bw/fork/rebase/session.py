@@ -7,7 +7,7 @@ Every step ends with the state on disk. What a person may have edited is never t
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,14 +60,14 @@ def request_of(series: Series, wheels: Wheels, present: Series | None) -> Reques
         base_wheel=wheels.base.wheels[wheels.base_name],
         new_wheel=wheels.new_name,
         new_wheels=wheels.new.wheels,
-        series=digests(series),
-        present=digests(present) if present else {},
+        series=digests(series.files),
+        present=digests(present.files) if present else {},
     )
 
 
-def digests(series: Series) -> dict[str, str]:
-    """Return the patch files of a series with their sha256."""
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in series.files}
+def digests(files: Iterable[Path]) -> dict[str, str]:
+    """Return patch files with their sha256."""
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def begin(
@@ -85,6 +85,24 @@ def begin(
 
     :raises DriftError: the patch files are not what git exports from them, or make another tree than the pinned one.
     """
+    origin, onto = import_both(scratch, wheels, progress)
+    progress(f"the series on SGLang {series.base}")
+    scratch.start(origin, work_on=[])
+    commits = scratch.am_series(series.files)
+    _require_no_drift(scratch, series, origin)
+    there = present.order if present else ()
+    moving = [(name, commit) for name, commit in zip(series.order, commits, strict=True) if name not in there]
+    scratch.start(onto, work_on=[])
+    head = [onto, *scratch.am_series(present.files if present else ())][-1]
+    request = request_of(series, wheels, present)
+    return remember(scratch, request, origin, moving, onto, head, keep_going=keep_going)
+
+
+def import_both(scratch: Scratch, wheels: Wheels, progress: Progress) -> tuple[str, str]:
+    """Return the commits of the two releases, in a repository where no rebase is open.
+
+    :raises RebaseOpenError: one is.
+    """
     state = scratch.read_state(RebaseState)
     if state is not None:
         raise RebaseOpenError(
@@ -97,23 +115,32 @@ def begin(
         scratch.require_sound()
     else:
         scratch.create()
-    progress(f"importing SGLang {series.base}")
-    origin = scratch.release(series.base, wheels.base.wheels[wheels.base_name])
+    progress(f"importing SGLang {wheels.base.version}")
+    origin = scratch.release(wheels.base.version, wheels.base.wheels[wheels.base_name])
     origin = origin or scratch.import_release(wheels.read_base())
     progress(f"importing SGLang {wheels.new.version}")
     onto = scratch.release(wheels.new.version, wheels.new.wheels[wheels.new_name])
-    onto = onto or scratch.import_release(wheels.read_new())
-    progress(f"the series on SGLang {series.base}")
-    scratch.start(origin, work_on=[])
-    commits = scratch.am_series(series.files)
-    _require_no_drift(scratch, series, origin)
-    scratch.start(onto, work_on=[])
-    there = present.order if present else ()
-    moving = [(name, commit) for name, commit in zip(series.order, commits, strict=True) if name not in there]
-    head = [onto, *scratch.am_series(present.files if present else ())][-1]
+    return origin, onto or scratch.import_release(wheels.read_new())
+
+
+def remember(
+    scratch: Scratch,
+    request: Request,
+    origin: str,
+    moving: Sequence[tuple[str, str]],
+    onto: str,
+    head: str,
+    *,
+    keep_going: bool,
+) -> RebaseState:
+    """Write the state of a rebase that begins.
+
+    :param moving: file name and commit of each patch that goes from ``origin`` to ``onto``.
+    :param head: the commit on ``onto`` that they come after.
+    """
     state = RebaseState(
         tool=__version__,
-        request=request_of(series, wheels, present),
+        request=request,
         phase=Phase.MOVING,
         origin=origin,
         patches=tuple(name for name, _ in moving),
@@ -146,10 +173,11 @@ def ways_out(state: RebaseState, scratch: Scratch) -> str:
     if state.phase is Phase.STOPPED:
         stopped = state.outcomes[-1]
         return (
-            f"it waits at {stopped.patch}: edit {scratch.tree} and run `sglang-bw rebase --continue`, leave the patch "
-            "out with `--skip`, or throw everything away with `--abort`"
+            f"it waits at {stopped.patch}: edit {scratch.tree} and run `sglang-bw rebase --continue"
+            f"{state.local_option}`, leave the patch out with `--skip`, or throw everything away with `--abort`"
         )
-    return "go on with `sglang-bw rebase --continue`, or throw it away with `sglang-bw rebase --abort`"
+    option = state.local_option
+    return f"go on with `sglang-bw rebase --continue{option}`, or throw it away with `sglang-bw rebase --abort{option}`"
 
 
 def resume(scratch: Scratch, state: RebaseState, request: Request) -> None:
@@ -220,15 +248,16 @@ def accept(scratch: Scratch, state: RebaseState, patch: Patch) -> RebaseState:
     edited = scratch.changes()
     _require_known(scratch, edited, touched)
     in_tree = [path for path in edited if (scratch.tree / path).is_file()]
-    _refuse(scratch, patch, _problems({path: (scratch.tree / path).read_bytes() for path in in_tree}))
+    _refuse(scratch, state, patch, _problems({path: (scratch.tree / path).read_bytes() for path in in_tree}))
     if edited:
         repo.run("add", "--all", "--", *edited)
     tree = repo.run("write-tree").text
     changed = repo.read_many(tree, repo.changed(state.head, tree))
-    _refuse(scratch, patch, _problems(changed) or _defined_twice(scratch, state, commit, changed))
+    _refuse(scratch, state, patch, _problems(changed) or _defined_twice(scratch, state, commit, changed))
     if tree == repo.tree(state.head):
         raise RebaseStoppedError(
-            f"nothing is left of {patch.name}", hint="`sglang-bw rebase --skip` leaves it out of the new series"
+            f"nothing is left of {patch.name}",
+            hint=f"`sglang-bw rebase --skip{state.local_option}` leaves it out of the new series",
         )
     repo.run("reset", "--quiet", "--soft", state.head)
     repo.run("commit", "--quiet", "--no-verify", "--reuse-message", commit)
@@ -266,12 +295,12 @@ def _require_known(scratch: Scratch, edited: Sequence[str], touched: set[str]) -
         )
 
 
-def _refuse(scratch: Scratch, patch: Patch, problems: Sequence[str]) -> None:
+def _refuse(scratch: Scratch, state: RebaseState, patch: Patch, problems: Sequence[str]) -> None:
     if problems:
         listed = "".join(f"\n  {problem}" for problem in problems)
         raise RebaseStoppedError(
             f"{patch.name} is not resolved yet:{listed}",
-            hint=f"edit {scratch.tree}, then `sglang-bw rebase --continue`",
+            hint=f"edit {scratch.tree}, then `sglang-bw rebase --continue{state.local_option}`",
         )
 
 

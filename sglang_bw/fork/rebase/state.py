@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from enum import StrEnum
 from typing import Literal
 
@@ -29,7 +30,8 @@ class _Frozen(BaseModel):
 class Request(_Frozen):
     """What was asked: two releases by version and wheel, and the series as it lay on disk (file -> sha256).
 
-    ``present`` is the new release's own series, which the patches that it lacks are put on top of.
+    ``present`` is the new release's own series, which the patches that it lacks are put on top of; ``local`` is the
+    folder of a local series that is moved instead, ``below`` what lies under it on both sides.
     """
 
     base: str
@@ -40,6 +42,8 @@ class Request(_Frozen):
     new_wheels: dict[str, str]
     series: dict[str, str]
     present: dict[str, str] = {}
+    local: str = ""
+    below: tuple[dict[str, str], dict[str, str]] = ({}, {})
 
 
 class RebaseState(_Frozen):
@@ -65,7 +69,12 @@ class RebaseState(_Frozen):
     @property
     def command(self) -> str:
         """The rebase as a command line."""
-        return f"sglang-bw rebase {self.request.new} --from {self.request.base}"
+        return f"sglang-bw rebase {self.request.new} --from {self.request.base}{self.local_option}"
+
+    @property
+    def local_option(self) -> str:
+        """The option that names the local series, with a blank before it, or nothing."""
+        return f" --local {shlex.quote(self.request.local)}" if self.request.local else ""
 
     @property
     def stopped_at(self) -> int:

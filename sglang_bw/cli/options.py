@@ -1,0 +1,44 @@
+"""Options and helpers that several commands of the fork share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from sglang_bw.fork.local import LocalSeries
+    from sglang_bw.fork.series import Series
+
+PATCHES = click.option(
+    "--patches",
+    "root",
+    type=click.Path(path_type=Path),
+    help="Directory with one folder per base (default: the checkout's).",
+)
+BASE = click.option("--base", help="SGLang release (default: the newest with a series).")
+LOCAL = click.option(
+    "--local", type=click.Path(path_type=Path), metavar="DIR", help="Your own patches, which come after ours."
+)
+PYTHON = click.option(
+    "--python",
+    type=click.Path(path_type=Path),
+    help="Interpreter or folder of the environment (default: the tool's own).",
+)
+JSON = click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
+
+
+def series_of(root: Path | None, base: str | None) -> Series:
+    """Return the series that is asked for, the newest by default."""
+    from sglang_bw.fork.series import Series, newest_base, patches_root
+
+    found = patches_root(root)
+    return Series.load(found, base or newest_base(found))
+
+
+def local_of(folder: Path | None) -> LocalSeries | None:
+    """Return the local series that is asked for."""
+    from sglang_bw.fork.local import LocalSeries
+
+    return LocalSeries.load(folder) if folder else None
