@@ -17,6 +17,7 @@ from sglang_bw.fork.gitrepo import GitResult
 from sglang_bw.fork.mail import Patch
 from sglang_bw.fork.rebase import semantic
 from sglang_bw.fork.rebase.evidence import Hunk, Versions, added_lines, hunks_of, with_hunks
+from sglang_bw.fork.rebase.marks import conflict_of, marked_places
 from sglang_bw.fork.rebase.outcome import Conflict, HunkReport, HunkWord, PatchOutcome, Word
 from sglang_bw.fork.rebase.search import Tree
 from sglang_bw.fork.rebase.semantic import Doubt
@@ -24,8 +25,6 @@ from sglang_bw.fork.rebase.units import Lines, every_thing, parse, split_lines, 
 from sglang_bw.fork.rebase.uses import lost
 from sglang_bw.fork.scratch import Scratch
 
-_MARKS = (b"<<<<<<< ", b"||||||| ", b"=======", b">>>>>>> ")
-_SHOWN = 40
 _UPSTREAMS = frozenset({HunkWord.MERGED, HunkWord.OWN})
 
 
@@ -102,7 +101,7 @@ class Mover:
     def _tried(self, commit: str, files: dict[str, Versions]) -> Tried:
         attempt = self._pick(commit)
         doubts = self._doubts(files, attempt) if attempt.tree else []
-        return Tried(attempt, tuple(doubts), (*self._marked(attempt.unmerged), *map(_conflict, doubts)))
+        return Tried(attempt, tuple(doubts), (*self._marked(attempt.unmerged), *map(conflict_of, doubts)))
 
     def _without_merged(
         self, patch: Patch, commit: str, files: dict[str, Versions], hunks: Sequence[Hunk]
@@ -313,40 +312,6 @@ class Mover:
             places = list(marked_places(path, file.read_bytes())) if file.is_file() else []
             found += places or [Conflict(path=path, why="one side deletes or renames the file, the other changes it")]
         return found
-
-
-def marked_places(path: str, data: bytes) -> list[Conflict]:
-    """Return each place between conflict markers with the lines of both sides."""
-    found: list[Conflict] = []
-    side, begin, texts = -1, 0, [b"", b"", b"", b""]
-    for number, line in enumerate(data.split(b"\n"), start=1):
-        mark = next((at for at, text in enumerate(_MARKS) if line.rstrip(b"\r").startswith(text)), -1)
-        if mark == 0:
-            side, begin, texts = 0, number, [b"", b"", b"", b""]
-        elif mark == 3 and side >= 0:
-            why = "upstream and the patch change the same lines"
-            found.append(Conflict(path=path, line=begin, why=why, theirs=_text(texts[0]), ours=_text(texts[2])))
-            side = -1
-        elif mark > 0 and side >= 0:
-            side = mark
-        elif side >= 0:
-            texts[side] += line + b"\n"
-    return found
-
-
-def _conflict(doubt: Doubt) -> Conflict:
-    return Conflict(
-        path=doubt.path,
-        line=doubt.line,
-        why=doubt.why,
-        theirs=_text(b"".join(doubt.theirs)),
-        ours=_text(b"".join(doubt.ours)),
-    )
-
-
-def _text(data: bytes) -> str:
-    lines = data.decode("utf-8", "replace").splitlines()
-    return "\n".join(lines if len(lines) <= _SHOWN else [*lines[:_SHOWN], f"... {len(lines) - _SHOWN} more lines"])
 
 
 def _says(word: Word, hunks: Sequence[Hunk], files: dict[str, Versions]) -> str:
