@@ -32,7 +32,6 @@ from sglang_bw.fork import releases, strict, upstream
 from sglang_bw.fork.mail import Patch, read_patch
 from sglang_bw.fork.rebase import job, session
 from sglang_bw.fork.rebase.outcome import PatchOutcome, Word
-from sglang_bw.fork.rebase.search import Tree
 from sglang_bw.fork.rebase.state import RebaseState
 from sglang_bw.fork.scratch import Scratch, opened
 from sglang_bw.fork.series import Pins, Series, patches_root
@@ -93,11 +92,10 @@ def _compared(
     plain.create()
     scratch.repo.run("update-ref", "refs/heads/matrix", state.head)
     plain.repo.run("fetch", "--quiet", "--no-tags", str(scratch.tree), "refs/heads/matrix")
-    tree = Tree(lambda: scratch.files(state.onto), lambda: scratch.files(state.origin))
     head = state.onto
     for outcome, path, commit in zip(state.outcomes, series.files, state.series, strict=True):
         patch, made = read_patch(path), carried.get(path.name)
-        given = _given(scratch, patch, commit, head, made, outcome, tree)
+        given = _given(scratch, patch, commit, head, made, outcome)
         results = {name: rivals.in_folder(name, given) for name in rivals.IN_FOLDER}
         results[rivals.AM] = rivals.am(plain, head, given)
         head = made or head
@@ -105,10 +103,10 @@ def _compared(
 
 
 def _given(
-    scratch: Scratch, patch: Patch, commit: str, head: str, made: str | None, outcome: PatchOutcome, tree: Tree
+    scratch: Scratch, patch: Patch, commit: str, head: str, made: str | None, outcome: PatchOutcome
 ) -> rivals.Given:
     touched = strict.touched(patch.name, patch.diff)
-    there = {*touched, *(moved for path in touched if (moved := tree.renamed(path)))}
+    there = {*touched, *(scratch.repo.changed(head, made) if made else ())}
     return rivals.Given(
         patch=patch,
         old=scratch.repo.read_many(f"{commit}^", touched),

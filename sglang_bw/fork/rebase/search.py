@@ -17,6 +17,8 @@ ALIKE = 0.5
 _ENOUGH = 6
 # Shorter lines say nothing about where code went.
 TELLING = 9
+# So many files are compared whole with one that is missing.
+_CANDIDATES = 10
 
 
 class Tree:
@@ -49,17 +51,19 @@ class Tree:
         """Whether a word stands in any Python file of the new release."""
         return _has_word(self._texts[1], word.encode())
 
+    @functools.cache  # noqa: B019
     def renamed(self, path: str) -> str:
         """Return the file that the old release's ``path`` became, or an empty string."""
         if path in self.files or path not in self.old:
             return ""
         suffix, before = PurePosixPath(path).suffix, split_lines(self.old[path])
-        scores = (
-            (alike(before, split_lines(data)), other)
-            for other, data in self.files.items()
+        shared = Counter(
+            other for line in {line.strip() for line in before} for other in self._lines.get(line, ())
             if other not in self.old and other.endswith(suffix)
-            and 0.4 < (len(data) + 1) / (len(self.old[path]) + 1) < 2.5
         )  # fmt: skip
+        scores = (
+            (alike(before, split_lines(self.files[other])), other) for other, _ in shared.most_common(_CANDIDATES)
+        )
         score, found = max(scores, default=(0.0, ""))
         return found if score >= ALIKE else ""
 
