@@ -24,7 +24,7 @@ def readme(text: str) -> str:
     """Return README text with version and table brought up to date."""
     series, patches = _load(newest_base(patches_root()))
     text = _VERSION.sub(series.pins.full_version, text)
-    return _between(text, "sglang-bw patches list --markdown", markdown_table(patches))
+    return between_marks(text, "sglang-bw patches list --markdown", markdown_table(patches))
 
 
 def patch_page(text: str) -> str:
@@ -35,7 +35,7 @@ def patch_page(text: str) -> str:
         _, patches = _load(base)
         shared = [] if base == newest_base(root) else [patch for patch in patches if _is_described(patch, newest)]
         parts = [_section(patch) for patch in patches if patch not in shared]
-        text = _between(text, patches_mark(base), "\n".join([*_as_on(newest, shared), *parts]))
+        text = between_marks(text, patches_mark(base), "\n".join([*_as_on(newest, shared), *parts]))
     return text
 
 
@@ -57,7 +57,7 @@ def doctor_page(text: str) -> str:
     """Return docs/doctor.md with the table of environment variables."""
     rows = ["| variable | what it does |", "|---|---|"]
     rows += [f"| `{variable.name}` | {variable.does} |" for variable in VARIABLES]
-    return _between(text, "python -m scripts.pages", "\n".join(rows))
+    return between_marks(text, "python -m scripts.pages", "\n".join(rows))
 
 
 def patches_mark(base: str) -> str:
@@ -94,7 +94,7 @@ def _section(patch: Patch) -> str:
     return "\n".join(rows)
 
 
-def _between(text: str, mark: str, content: str) -> str:
+def between_marks(text: str, mark: str, content: str) -> str:
     pattern = re.compile(rf"(<!-- {re.escape(mark)} -->\n).*?(<!-- end -->)", re.DOTALL)
     return pattern.sub(lambda match: f"{match[1]}{content}\n{match[2]}", text)
 

@@ -72,7 +72,7 @@ def rebase(
         return
     with steps(as_json) as progress:
         if action == "check":
-            _show_check(job.check(found, new, wheel, progress), as_json, markdown)
+            _show_check(job.check(found, new, base, wheel, progress), as_json, markdown)
         if own and action in ("continue", "skip"):
             reports = [job.go_on_own(found, own, progress, skip=action == "skip")]
         elif own:

@@ -194,6 +194,16 @@ class GitRepo:
         self.run("fast-import", "--quiet", stdin=b"".join(stream))
         return self.run("rev-parse", ref).text
 
+    def commit_on(self, parent: str, files: Mapping[str, bytes]) -> str:
+        """Commit changed or new files on a commit, without touching HEAD or the work tree, and return the commit id."""
+        ref = "refs/scratch/commit"
+        stream = [f"commit {ref}\ncommitter {COMMITTER} <{COMMITTER_EMAIL}> 946684800 +0000\n".encode()]
+        stream += [data_command(b"some of a patch"), f"from {self.run('rev-parse', parent).text}\n".encode()]
+        for path, data in files.items():
+            stream += [f"M 100644 inline {path}\n".encode(), data_command(data)]
+        self.run("fast-import", "--quiet", "--force", stdin=b"".join(stream))
+        return self.run("rev-parse", ref).text
+
     def check_out(self, work_on: Iterable[str] | None) -> None:
         """Bring the work tree to HEAD: only what ``work_on`` names, or everything for ``None``."""
         patterns = "/*\n" if work_on is None else "".join(f"/{path}\n" for path in sorted(set(work_on)))

@@ -228,4 +228,6 @@ def test_check_says_by_its_exit_code_what_a_rebase_would_give(world: World) -> N
     assert "## SGLang 2.0.0 to 2.1.0" in done.stdout
     assert "### 0001-size.patch: conflict" in done.stdout
     assert world.bw("--check", NEW).returncode == NEW_AND_CLEAN
+    assert world.bw("--check", NEW, "--from", OLD).returncode == NEW_AND_CLEAN
+    assert world.bw("--check", NEW, "--from", "1.0.0").returncode == errors.UnknownBaseError.exit_code
     assert sorted(world.upstream.root.rglob("*")) == before

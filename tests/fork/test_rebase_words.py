@@ -69,6 +69,7 @@ class Case:
     says: str = ""
     hunks: tuple[HunkWord, ...] = ()
     applies: str = ">=2.0"
+    status: str = "Pending"
 
 
 HOOK = b"    @classmethod\n    def hook(cls, config):\n        return config.size\n\n    def stop(self)"
@@ -76,6 +77,21 @@ OWN_HOOK = b"    @classmethod\n    def hook(cls, config):\n        text = config
 EQUAL = b"def f%d():\n    x = %d\n    return x\n\n"
 OTHER_HOOK = b"    def hook(self):\n        pass\n\n"
 LATE = b"\n\ndef late():\n    return 1\n"
+
+PRIVATE = edit(RUNNER, (b"    def stop(self)", b"    def _stop(self)"))
+BACKPORT = "Backport [https://example.org/1, in 2.1.0]"
+GUARD = b"        self.load()\n        assert self.size\n        return self.size"
+OWN_GUARD = b"""        self.ready = True
+        self.load()
+        # Upstream's own layout and words.
+        assert (
+            self.size
+        ), "no size"
+        return int(self.size)"""
+GUARDED = (b"        self.load()\n        return self.size", GUARD)
+OWN_GUARDED = (b"        self.load()\n        return self.size", OWN_GUARD)
+DRAFT = (b"        path = os.getcwd()\n", b"        path = os.getcwd()\n        self.draft = True\n")
+OWN_DRAFT = (b"        return path\n", b"        self.draft = self.size\n        return path\n")
 
 CASES = {
     "nothing moved": Case(
@@ -225,8 +241,72 @@ CASES = {
         Word.INAPPLICABLE,
         {"sglang/runner.py": edit(RUNNER, (b"size = 1", b"size = 2"))},
         {"sglang/runner.py": RUNNER},
-        says="Applies-To >=2.0,<2.1 leaves out 2.1.0",
+        says="Applies-To >=2.0,<2.1 leaves out 2.1.0, otherwise clean: check that upstream does the same",
         applies=">=2.0,<2.1",
+    ),
+    "outside of Applies-To, and upstream has it": Case(
+        Word.MERGED,
+        {"sglang/runner.py": edit(RUNNER, (b"size = 1", b"size = 2"))},
+        {"sglang/runner.py": b"import sys\n" + edit(RUNNER, (b"size = 1", b"size = 2"))},
+        says="the same lines: python/sglang/runner.py:12",
+        applies=">=2.0,<2.1",
+    ),
+    "upstream has the edit in its own layout": Case(
+        Word.MERGED,
+        {"sglang/runner.py": edit(RUNNER, GUARDED)},
+        {"sglang/runner.py": edit(RUNNER, OWN_GUARDED)},
+        says="the same code: python/sglang/runner.py:22",
+        hunks=(HunkWord.MERGED,),
+    ),
+    "upstream has the lines, elsewhere in the function": Case(
+        Word.CONFLICT,
+        {"sglang/runner.py": edit(RUNNER, GUARDED)},
+        {"sglang/runner.py": edit(RUNNER, (GUARDED[0], b"        assert self.size\n        load()\n        return 1"))},
+    ),
+    "upstream has one hunk in its own layout, the other is carried over": Case(
+        Word.PARTLY_MERGED,
+        {"sglang/runner.py": edit(RUNNER, GUARDED, (b"    11: 3,\n", b"    11: 3,\n    12: 4,\n"))},
+        {"sglang/runner.py": edit(RUNNER, OWN_GUARDED)},
+        says="upstream has 1 of 2 hunks: 2 (python/sglang/runner.py:22)",
+        hunks=(HunkWord.APPLIED, HunkWord.MERGED),
+    ),
+    "upstream has one hunk, and the other has no certain place": Case(
+        Word.CONFLICT,
+        {"sglang/runner.py": edit(RUNNER, GUARDED, (b"    9: 1,", b"    9: 9,"))},
+        {"sglang/runner.py": edit(RUNNER, OWN_GUARDED, (b"    9: 1,", b"    9: 8,"))},
+        says="upstream has 1 of 2 hunks",
+    ),
+    "an attribute that both set": Case(
+        Word.CONFLICT,
+        {"sglang/runner.py": edit(RUNNER, DRAFT)},
+        {"sglang/runner.py": edit(RUNNER, OWN_DRAFT)},
+        hunks=(HunkWord.CONFLICT,),
+    ),
+    "known to be upstream, and its name is there": Case(
+        Word.MERGED,
+        {"sglang/runner.py": edit(RUNNER, DRAFT)},
+        {"sglang/runner.py": edit(RUNNER, OWN_DRAFT)},
+        says="Upstream-Status says so, and upstream has Runner.load.self.draft, but not the same",
+        applies=">=2.0,<2.1",
+        status=BACKPORT,
+    ),
+    "said to be upstream, and nothing of it is there": Case(
+        Word.INAPPLICABLE,
+        {"sglang/runner.py": edit(RUNNER, DRAFT)},
+        {"sglang/runner.py": b"import sys\n" + RUNNER},
+        says="otherwise offset: check that upstream does the same",
+        applies=">=2.0,<2.1",
+        status=BACKPORT,
+    ),
+    "a method became a function elsewhere, without its underscore": Case(
+        Word.GONE,
+        {"sglang/runner.py": edit(PRIVATE, (b"        self.loaded = None", b"        self.loaded = False"))},
+        {
+            "sglang/runner.py": PRIVATE[: PRIVATE.index(b"    def _stop")] + PRIVATE[PRIVATE.index(b"\ndef main") :],
+            "sglang/home.py": b"X = 1\n\n\ndef stop(args):\n    args.loaded = None\n    return None\n",
+        },
+        old={"sglang/runner.py": PRIVATE},
+        says="upstream has no Runner._stop any more; see python/sglang/home.py:4",
     ),
 }  # fmt: skip
 
@@ -240,7 +320,7 @@ def moved(case: Case, folder: Path) -> tuple[FakeUpstream, Report]:
     """Move a series of one patch and return what came of it."""
     upstream = FakeUpstream(folder / "upstream", OLD, case.old)
     edits = {f"python/{path}": data for path, data in case.patched.items()}
-    upstream.add_patch("case", edits, {"Applies-To": case.applies})
+    upstream.add_patch("case", edits, {"Applies-To": case.applies, "Upstream-Status": case.status})
     upstream.pin()
     cache.keep(upstream.wheel)
     old = {path: data for path, data in case.old.items() if path not in case.gone}

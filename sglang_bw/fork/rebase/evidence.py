@@ -13,6 +13,7 @@ from typing import Any
 
 from sglang_bw.fork import strict
 from sglang_bw.fork.rebase.outcome import HunkReport, HunkWord
+from sglang_bw.fork.rebase.same import made
 from sglang_bw.fork.rebase.units import Lines, Thing, Unit, split_lines, things, units
 
 Files = Mapping[str, bytes]
@@ -124,6 +125,8 @@ class _File:
         unit = _at(self.patched_units, min(numbers) - 1) if numbers else None
         unit = unit or _at(self.old_units, next(line.source_line_no for line in lines if line.is_removed) - 1)
         word, proof, says = self._judge(source, target, numbers, lines, unit)
+        if word is HunkWord.APPLIED and (at := self._code_there(hunk)):
+            word, proof, says = HunkWord.MERGED, f"{self.versions.there}:{at}", "the same code"
         return Hunk(self._report(number, hunk, unit.key if unit else "", word, proof, says), self, lines)
 
     def _report(self, number: int, hunk: Any, where: str, word: HunkWord, proof: str, says: str) -> HunkReport:
@@ -174,6 +177,13 @@ class _File:
             return 0
         return begin + at + 2
 
+    def _code_there(self, hunk: Any) -> int:
+        """Return the line (from 1) where the new release has a hunk's edits in its own layout, else 0."""
+        one = self.versions
+        if one.stock is None:
+            return 0
+        return made(one.path, one.old, with_hunks(one.old, [hunk]), one.there, one.stock)
+
     def is_support(self, lines: tuple[Any, ...]) -> bool:
         """Whether only imports, comments and blank lines change."""
         for line in lines:
@@ -185,6 +195,31 @@ class _File:
             if unit is None or not unit.key.startswith(("from ", "import ")):
                 return False
         return True
+
+
+def with_hunks(old: bytes, hunks: Sequence[Any]) -> bytes:
+    """Return a file with some hunks of a patch made for it."""
+    lines, result, done = split_lines(old), b"", 0
+    for hunk in hunks:
+        start = hunk.source_start - (1 if hunk.source_length else 0)
+        target = [_raw(line) for line in hunk if line.is_context or line.is_added]
+        result += b"".join((*lines[done:start], *target))
+        done = start + hunk.source_length
+    return result + b"".join(lines[done:])
+
+
+def added_lines(hunks: Sequence[Any]) -> frozenset[int]:
+    """Return the lines (from 1) that some hunks of a patch add, in a file with these alone."""
+    found: set[int] = set()
+    moved = 0
+    for hunk in hunks:
+        line = hunk.source_start + moved + (0 if hunk.source_length else 1)
+        for part in hunk:
+            if part.is_added:
+                found.add(line)
+            line += part.is_added or part.is_context
+        moved += hunk.added - hunk.removed
+    return frozenset(found)
 
 
 def _at(found: Sequence[Unit], line: int) -> Unit | None:

@@ -128,7 +128,7 @@ def start_own(root: Path, new: str, base: str | None, own: Own, options: Options
         if reports[0].needs_a_person or reports[0].folder is None:
             return reports
     move = Move.between(root, base, new, own.folder, own.out)
-    wheels = _with_readers(move.old, move.new.pins, _pick(move.new.pins))
+    wheels = with_readers(move.old, move.new.pins, pick_any(move.new.pins))
     leaves_out, is_dry = options.keep_going, options.dry_run
     reports.append(local_rebase.start(root, move, wheels, keep_going=leaves_out, dry_run=is_dry, progress=progress))
     return reports
@@ -142,7 +142,7 @@ def go_on_own(root: Path, own: Own, progress: Progress, *, skip: bool) -> Report
     with opened(local_rebase.scratch_name(root, own.folder)) as scratch:
         state = _open_state(scratch)
         move = Move.between(root, state.request.base, state.request.new, own.folder, own.out)
-        wheels = _with_readers(move.old, move.new.pins, _pick(move.new.pins))
+        wheels = with_readers(move.old, move.new.pins, pick_any(move.new.pins))
         return local_rebase.go_on(scratch, state, move, wheels, skip=skip, progress=progress)
 
 
@@ -167,16 +167,19 @@ def abort(root: Path, own: Own | None = None) -> tuple[str, str]:
         return versions
 
 
-def check(root: Path, new: str | None, wheel: Path | None, progress: Progress) -> list[Report]:
-    """Return what a rebase of the newest base to each newer release (or to ``new``) would give; writes nothing."""
-    newest = bases(root)[-1]
+def check(root: Path, new: str | None, base: str | None, wheel: Path | None, progress: Progress) -> list[Report]:
+    """Return what a rebase of ``base`` (the newest) to each newer release (or to ``new``) would give; writes nothing.
+
+    :raises UnknownBaseError: there is no such base.
+    """
     if new:
         wanted = [new]
     else:
+        base = _series(root, base or bases(root)[-1]).base
         progress("asking the index for releases")
-        wanted = [str(release.version) for release in releases.newer(newest, releases.listed())]
+        wanted = [str(release.version) for release in releases.newer(base, releases.listed())]
     options = Options(dry_run=True)
-    return [start(root, version, newest if not new else None, wheel, options, progress) for version in wanted]
+    return [start(root, version, base, wheel, options, progress) for version in wanted]
 
 
 def _finish(
@@ -239,21 +242,22 @@ def _wheels(series: Series, new: str, wheel: Path | None, progress: Progress) ->
     else:
         progress(f"asking the index for SGLang {new}")
         pins = Pins(version=new, wheels=releases.find(new, releases.listed()).pins)
-        name = _pick(pins)
+        name = pick_any(pins)
         progress(f"fetching {name}")
         upstream.fetch(pins, name)
-    return _with_readers(series, pins, name)
+    return with_readers(series, pins, name)
 
 
 def _known_wheels(series: Series, state: RebaseState, wheel: Path | None) -> session.Wheels:
     if wheel:
         upstream.keep(wheel)
     pins = Pins(version=state.request.new, wheels=state.request.new_wheels)
-    return _with_readers(series, pins, state.request.new_wheel)
+    return with_readers(series, pins, state.request.new_wheel)
 
 
-def _with_readers(series: Series, pins: Pins, name: str) -> session.Wheels:
-    base_name = _pick(series.pins)
+def with_readers(series: Series, pins: Pins, name: str) -> session.Wheels:
+    """Return the two releases with a reader each; a wheel is fetched when it is first read."""
+    base_name = pick_any(series.pins)
 
     def reader(of: Pins, file: str) -> Callable[[], Wheel]:
         return lambda: read_wheel(upstream.fetch(of, file), sha256=of.wheels[file], version=of.version)
@@ -272,7 +276,7 @@ def _file(wheels: session.Wheels) -> Path:
     return upstream.fetch(wheels.new, wheels.new_name)
 
 
-def _pick(pins: Pins) -> str:
+def pick_any(pins: Pins) -> str:
     """Return the wheel to work on: this Python's and machine's, else any, since all hold the same text."""
     try:
         return upstream.pick_wheel(pins, upstream.this_python(), upstream.this_machine())

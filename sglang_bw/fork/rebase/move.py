@@ -9,13 +9,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 from sglang_bw.errors import PatchApplyError
 from sglang_bw.fork import strict
 from sglang_bw.fork.gitrepo import GitResult
 from sglang_bw.fork.mail import Patch
 from sglang_bw.fork.rebase import semantic
-from sglang_bw.fork.rebase.evidence import Hunk, Versions, hunks_of
+from sglang_bw.fork.rebase.evidence import Hunk, Versions, added_lines, hunks_of, with_hunks
+from sglang_bw.fork.rebase.marks import conflict_of, marked_places
 from sglang_bw.fork.rebase.outcome import Conflict, HunkReport, HunkWord, PatchOutcome, Word
 from sglang_bw.fork.rebase.search import Tree
 from sglang_bw.fork.rebase.semantic import Doubt
@@ -23,8 +25,7 @@ from sglang_bw.fork.rebase.units import Lines, every_thing, parse, split_lines, 
 from sglang_bw.fork.rebase.uses import lost
 from sglang_bw.fork.scratch import Scratch
 
-_MARKS = (b"<<<<<<< ", b"||||||| ", b"=======", b">>>>>>> ")
-_SHOWN = 40
+_UPSTREAMS = frozenset({HunkWord.MERGED, HunkWord.OWN})
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,15 @@ class Attempt:
 
     tree: str
     unmerged: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A patch tried on the new release: what git made of it, and why that may not count."""
+
+    attempt: Attempt
+    doubts: tuple[Doubt, ...]
+    conflicts: tuple[Conflict, ...]
 
 
 class Mover:
@@ -58,31 +68,70 @@ class Mover:
         )
 
     def _move(self, patch: Patch, commit: str) -> PatchOutcome:
-        applies = patch.trailer("Applies-To")
         files = self._versions(patch, commit)
         hunks = hunks_of(patch.name, patch.diff, files)
-        if not SpecifierSet(applies).contains(self.new, prereleases=True):
-            return _outside(patch, hunks, files, f"Applies-To {applies} leaves out {self.new}")
-        attempt = self._pick(commit)
-        doubts = self._doubts(files, attempt) if attempt.tree else []
-        conflicts = [*self._marked(attempt.unmerged), *map(_conflict, doubts)]
+        tried = self._tried(commit, files)
+        if tried.conflicts and any(hunk.report.word is HunkWord.MERGED for hunk in hunks):
+            tried = self._without_merged(patch, commit, files, hunks) or tried
+        conflicts: Sequence[Conflict] = tried.conflicts
         missing = {path for path, versions in files.items() if versions.new is None and versions.old}
         hunks = [self._with_loss(hunk, files[hunk.report.path], missing) for hunk in hunks]
-        word = self._word(patch, hunks, conflicts, attempt)
-        if word is Word.MERGED or word.needs_a_person:
+        otherwise = self._word(patch, hunks, conflicts, tried.attempt)
+        # Proof that upstream has it says more than a range that somebody wrote down.
+        word = Word.INAPPLICABLE if self._leaves_out(patch) and otherwise is not Word.MERGED else otherwise
+        if word.is_dropped or word.needs_a_person:
             self.repo.run("reset", "--quiet", "--hard")
         else:
             self._commit(commit)
-        if not word.needs_a_person:
-            conflicts = []
-        reports = tuple(self._finished(hunk, files[hunk.report.path], conflicts) for hunk in hunks)
+        if not otherwise.needs_a_person:
+            conflicts = ()
+        says = _says(otherwise, hunks, files)
+        if word is Word.INAPPLICABLE:
+            applies = f"Applies-To {patch.trailer('Applies-To')} leaves out {self.new}, otherwise {otherwise}"
+            says = f"{applies}: {says}" if says else f"{applies}: check that {patch.trailer('Removal')}"
         return PatchOutcome(
             patch=patch.name,
             word=word,
-            says=_says(word, hunks, files),
-            hunks=reports,
+            otherwise=otherwise if word is Word.INAPPLICABLE else None,
+            says=says,
+            hunks=tuple(self._finished(hunk, files[hunk.report.path], conflicts) for hunk in hunks),
             conflicts=tuple(conflicts),
         )
+
+    def _tried(self, commit: str, files: dict[str, Versions]) -> Tried:
+        attempt = self._pick(commit)
+        doubts = self._doubts(files, attempt) if attempt.tree else []
+        return Tried(attempt, tuple(doubts), (*self._marked(attempt.unmerged), *map(conflict_of, doubts)))
+
+    def _without_merged(
+        self, patch: Patch, commit: str, files: dict[str, Versions], hunks: Sequence[Hunk]
+    ) -> Tried | None:
+        """Try the patch without the hunks that upstream has; ``None`` when the rest cannot be joined either."""
+        merged = {hunk.report.number for hunk in hunks if hunk.report.word is HunkWord.MERGED}
+        rest: dict[str, Versions] = {}
+        number = 0
+        for file in strict.parse(patch.name, patch.diff):
+            kept = []
+            for hunk in file:
+                number += 1
+                kept += [hunk] if number not in merged else []
+            if kept:
+                versions = files[file.path]
+                rest[file.path] = replace(versions, patched=with_hunks(versions.old, kept), added=added_lines(kept))
+        if not rest or any(not files[path].patched for path in rest):
+            return None
+        self.repo.run("reset", "--quiet", "--hard")
+        smaller = self.repo.commit_on(f"{commit}^", {path: versions.patched for path, versions in rest.items()})
+        tried = self._tried(smaller, rest)
+        return tried if not tried.conflicts else None
+
+    def _leaves_out(self, patch: Patch) -> bool:
+        return not SpecifierSet(patch.trailer("Applies-To")).contains(self.new, prereleases=True)
+
+    def _is_backport(self, patch: Patch) -> bool:
+        """Whether the patch says that the new release has it."""
+        since = re.match(r"Backport \[\S+, in (\S+)\]", patch.trailer("Upstream-Status"))
+        return bool(since and Version(self.new) >= Version(since[1]))
 
     def hand_over(self, commit: str) -> None:
         """Leave the patch in a full work tree, with markers where git cannot join, for the user's own tools."""
@@ -213,11 +262,14 @@ class Mover:
         outer = where.rpartition(".")[0] if where not in had else where
         return bool(outer) and outer in had and outer not in there
 
-    def _word(self, patch: Patch, hunks: list[Hunk], conflicts: list[Conflict], attempt: Attempt) -> Word:
+    def _word(self, patch: Patch, hunks: Sequence[Hunk], conflicts: Sequence[Conflict], attempt: Attempt) -> Word:
         words = {hunk.report.word for hunk in hunks}
         if words != {HunkWord.APPLIED}:
             words = {hunk.report.word for hunk in hunks if not hunk.is_support} or words
-        if words <= {HunkWord.MERGED, HunkWord.OWN} or (attempt.tree and attempt.tree == self.repo.tree()):
+        if words <= _UPSTREAMS or (attempt.tree and attempt.tree == self.repo.tree()):
+            return Word.MERGED
+        # That it is upstream was known when the patch was written, and something of it is found there.
+        if self._is_backport(patch) and words & {*_UPSTREAMS, HunkWord.CONFLICT}:
             return Word.MERGED
         if HunkWord.GONE in words:
             return Word.GONE
@@ -262,57 +314,15 @@ class Mover:
         return found
 
 
-def _outside(patch: Patch, hunks: Sequence[Hunk], files: dict[str, Versions], why: str) -> PatchOutcome:
-    """Return the outcome of a patch that is not meant for the release: merged when upstream has all of it."""
-    telling = [hunk for hunk in hunks if not hunk.is_support] or hunks
-    is_merged = {hunk.report.word for hunk in telling} <= {HunkWord.MERGED, HunkWord.OWN}
-    word = Word.MERGED if is_merged else Word.INAPPLICABLE
-    evidence = _says(word, hunks, files)
-    says = evidence if is_merged else "; ".join(filter(None, [why, evidence]))
-    return PatchOutcome(patch=patch.name, word=word, says=says, hunks=tuple(hunk.report for hunk in hunks))
-
-
-def marked_places(path: str, data: bytes) -> list[Conflict]:
-    """Return each place between conflict markers with the lines of both sides."""
-    found: list[Conflict] = []
-    side, begin, texts = -1, 0, [b"", b"", b"", b""]
-    for number, line in enumerate(data.split(b"\n"), start=1):
-        mark = next((at for at, text in enumerate(_MARKS) if line.rstrip(b"\r").startswith(text)), -1)
-        if mark == 0:
-            side, begin, texts = 0, number, [b"", b"", b"", b""]
-        elif mark == 3 and side >= 0:
-            why = "upstream and the patch change the same lines"
-            found.append(Conflict(path=path, line=begin, why=why, theirs=_text(texts[0]), ours=_text(texts[2])))
-            side = -1
-        elif mark > 0 and side >= 0:
-            side = mark
-        elif side >= 0:
-            texts[side] += line + b"\n"
-    return found
-
-
-def _conflict(doubt: Doubt) -> Conflict:
-    return Conflict(
-        path=doubt.path,
-        line=doubt.line,
-        why=doubt.why,
-        theirs=_text(b"".join(doubt.theirs)),
-        ours=_text(b"".join(doubt.ours)),
-    )
-
-
-def _text(data: bytes) -> str:
-    lines = data.decode("utf-8", "replace").splitlines()
-    return "\n".join(lines if len(lines) <= _SHOWN else [*lines[:_SHOWN], f"... {len(lines) - _SHOWN} more lines"])
-
-
 def _says(word: Word, hunks: Sequence[Hunk], files: dict[str, Versions]) -> str:
     """Return one line of evidence for a word."""
-    merged = [hunk for hunk in hunks if hunk.report.word in (HunkWord.MERGED, HunkWord.OWN)]
-    merged = [hunk for hunk in merged if not hunk.is_support] or merged
+    found = [hunk for hunk in hunks if hunk.report.word in _UPSTREAMS]
+    merged = [hunk for hunk in found if not hunk.is_support] or found
     if word is Word.MERGED:
-        first = merged[0].report if merged else None
-        return f"{first.says}: {first.proof}" if first else "nothing of it is left to apply"
+        alike = [hunk for hunk in hunks if hunk.report.word is HunkWord.CONFLICT]
+        first = next((hunk.report for hunk in (*merged, *alike)), None)
+        known = "Upstream-Status says so, and " if alike else ""
+        return f"{known}{first.says}: {first.proof}" if first else "nothing of it is left to apply"
     parts = []
     if merged:
         named = ", ".join(f"{hunk.report.number} ({hunk.report.proof})" for hunk in merged)

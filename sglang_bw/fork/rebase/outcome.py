@@ -22,7 +22,7 @@ class Word(StrEnum):
     CONFLICT = "conflict"
     # A file or function that the patch changes is not there any more: a person decides.
     GONE = "gone"
-    # The new release is outside of the patch's Applies-To: left out.
+    # The new release is outside of the patch's Applies-To, and upstream does not have all of it: left out.
     INAPPLICABLE = "inapplicable"
 
     @property
@@ -83,11 +83,13 @@ class Conflict(_Frozen):
 class PatchOutcome(_Frozen):
     """One patch on the new release.
 
-    ``resolved``: a person joined the sides. ``left_out``: it needed a person and the new series is without it.
+    ``otherwise``: the word that an inapplicable patch would have without its range. ``resolved``: a person joined the
+    sides. ``left_out``: it needed a person and the new series is without it.
     """
 
     patch: str
     word: Word
+    otherwise: Word | None = None
     says: str = ""
     hunks: tuple[HunkReport, ...] = ()
     conflicts: tuple[Conflict, ...] = ()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import PurePosixPath
 
-from sglang_bw.fork.rebase.units import Lines, split_lines, units
+from sglang_bw.fork.rebase.units import Lines, split_lines
 
 # How alike two texts must be to be called the same one moved; git's own limit for renames.
 ALIKE = 0.5
@@ -17,6 +17,8 @@ ALIKE = 0.5
 _ENOUGH = 6
 # Shorter lines say nothing about where code went.
 TELLING = 9
+# So many files are compared whole with one that is missing.
+_CANDIDATES = 10
 
 
 class Tree:
@@ -49,17 +51,19 @@ class Tree:
         """Whether a word stands in any Python file of the new release."""
         return _has_word(self._texts[1], word.encode())
 
+    @functools.cache  # noqa: B019
     def renamed(self, path: str) -> str:
         """Return the file that the old release's ``path`` became, or an empty string."""
         if path in self.files or path not in self.old:
             return ""
         suffix, before = PurePosixPath(path).suffix, split_lines(self.old[path])
-        scores = (
-            (alike(before, split_lines(data)), other)
-            for other, data in self.files.items()
+        shared = Counter(
+            other for line in {line.strip() for line in before} for other in self._lines.get(line, ())
             if other not in self.old and other.endswith(suffix)
-            and 0.4 < (len(data) + 1) / (len(self.old[path]) + 1) < 2.5
         )  # fmt: skip
+        scores = (
+            (alike(before, split_lines(self.files[other])), other) for other, _ in shared.most_common(_CANDIDATES)
+        )
         score, found = max(scores, default=(0.0, ""))
         return found if score >= ALIKE else ""
 
@@ -69,28 +73,42 @@ class Tree:
         if not name.isidentifier():
             return ""
         pattern = re.compile(
-            rb"^\s*(?:(?:async )?def|class) _*%b\b|^\s*_*%b\b[^=\n]*=[^=]" % ((name.encode(),) * 2), re.M
+            rb"^ *(?:(?:async )?def|class) _*%b\b|^ *_*%b\b[^=\n]*=[^=]" % ((name.encode(),) * 2), re.M
         )
         best = (0.0, "")
         for other, data in self.files.items():
-            if not other.endswith(".py") or name.encode() not in data or not pattern.search(data):
+            # `in` is many times faster than the pattern, and mostly decides.
+            if not other.endswith(".py") or name.encode() not in data:
                 continue
-            for unit in units(other, data):
-                if _bare(unit.key) == name:
-                    score = alike(text, unit.lines) + (0.1 if other == path else 0)
-                    best = max(best, (score, f"{other}:{unit.code + 1}"))
+            for match in pattern.finditer(data):
+                # As many lines as the text has: to parse every file that defines an `__init__` takes minutes.
+                rest = data[match.start() : match.start() + 200 * len(text)].split(b"\n", len(text))
+                score = alike(text, tuple(rest[: len(text)])) + (0.1 if other == path else 0)
+                if score > best[0]:
+                    line = data.count(b"\n", 0, match.start()) + 1
+                    best = (score, f"{other}:{line}")
         return best[1]
 
     def nearest(self, lines: Iterable[bytes]) -> str:
         """Return ``file:line`` where most of these lines survive, or an empty string."""
         wanted = {line.strip() for line in lines if len(line.strip()) >= TELLING}
-        best, place = 0, ""
+        counts = Counter(path for line in wanted for path in self._lines.get(line, ()))
+        if not counts:
+            return ""
+        best = max(counts.values())
+        path = min(path for path, count in counts.items() if count == best)
+        there = [at for at, line in enumerate(split_lines(self.files[path]), start=1) if line.strip() in wanted]
+        return f"{path}:{there[0]}" if best * 2 >= len(wanted) or best >= _ENOUGH else ""
+
+    @cached_property
+    def _lines(self) -> Mapping[bytes, list[str]]:
+        """Line -> the files of the new release that have it."""
+        found: dict[bytes, list[str]] = {}
         for path, data in self.files.items():
-            there = [line for line in wanted if line in data]
-            if len(there) > best:
-                line = data.count(b"\n", 0, min(map(data.index, there))) + 1
-                best, place = len(there), f"{path}:{line}"
-        return place if best * 2 >= len(wanted) or best >= _ENOUGH else ""
+            for line in {line.strip() for line in data.split(b"\n")}:
+                if len(line) >= TELLING:
+                    found.setdefault(line, []).append(path)
+        return found
 
 
 def _python(files: Mapping[str, bytes]) -> bytes:
@@ -98,12 +116,11 @@ def _python(files: Mapping[str, bytes]) -> bytes:
 
 
 def _has_word(text: bytes, word: bytes) -> bool:
-    # `in` is many times faster than the pattern, and mostly decides.
     return word in text and re.search(rb"\b%b\b" % re.escape(word), text) is not None
 
 
 def _bare(key: str) -> str:
-    """Return the name of a unit without its class; a member that becomes a function often loses its underscore."""
+    """Return a unit's own name: what moves to another file often loses or gets an underscore."""
     return re.sub(r"#\d+$", "", key).rpartition(".")[2].lstrip("_")
 
 

@@ -15,7 +15,8 @@ from sglang_bw import __version__
 from sglang_bw.errors import DriftError, RebaseOpenError, RebaseStoppedError, ScratchError
 from sglang_bw.fork.apply import PREFIX, Progress
 from sglang_bw.fork.mail import Patch, read_patch
-from sglang_bw.fork.rebase.move import Mover, marked_places
+from sglang_bw.fork.rebase.marks import marked_places
+from sglang_bw.fork.rebase.move import Mover
 from sglang_bw.fork.rebase.outcome import PatchOutcome
 from sglang_bw.fork.rebase.search import Tree
 from sglang_bw.fork.rebase.semantic import twice

@@ -40,7 +40,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Thing:
-    """Something a file defines: a member, a function, a table's key, an item of a list, an imported name.
+    """Something a file defines: a member, an attribute, a function, a table's key, an item of a list, an import.
 
     ``branch`` names the arm of an ``if`` or ``try`` that it lies in: two arms may define the same name.
     """
@@ -185,7 +185,8 @@ def _things(body: list[ast.stmt], scope: str) -> Iterator[Thing]:
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 name = scope + node.name
                 yield Thing(name, node.lineno, "function", node)
-                yield from (thing for thing in _things(node.body, name + ".") if "[" in thing.name)
+                inner = _things(node.body, name + ".")
+                yield from (thing for thing in inner if "[" in thing.name or thing.name.startswith(name + ".self."))
             case ast.ClassDef():
                 yield Thing(scope + node.name, node.lineno, "class", node)
                 yield from _things(node.body, scope + node.name + ".")
