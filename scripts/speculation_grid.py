@@ -4,9 +4,10 @@
 
 The arms: ``off`` (a server without speculation), ``fixed`` (3 steps), ``stock`` (upstream's --speculative-adaptive with
 its default configuration) and ``goodput`` (--speculative-adaptive-policy goodput). Random weights in the shape of an 8B
-Llama with a matching one-layer draft; the accept length is simulated and set while the servers run. At each point every
-adaptive arm runs one block that is not counted (the others at a new batch size only), then every arm one block a round, the order reversed in every other round. A point's
-number is goodput over the best other arm; ratios are taken within a round.
+Llama with a matching one-layer draft; the accept length is simulated and set while the servers run. At each point an
+adaptive arm runs one block that is not counted (the others at a new batch size only), then every arm one block a round,
+the order reversed in every other round. A point's number is goodput over the best other arm; ratios are taken within a
+round.
 
 ``--explore`` instead forces each step count of the goodput server and measures it against ``off``.
 """
@@ -99,7 +100,9 @@ class Grid:
     def __init__(self, options: argparse.Namespace, scratch: Path, names: list[str]) -> None:
         self.options = options
         self.vocabulary = SHAPES[options.shape]["vocab"]
-        self.flags = speed_flags(scratch, options.device, options.shape) | {"max-running-requests": max(options.batches)}
+        self.flags = speed_flags(scratch, options.device, options.shape) | {
+            "max-running-requests": max(options.batches)
+        }
         if options.device == "cuda":
             # Prefill is not what is measured, and its graphs take most of a start.
             self.flags |= {"cuda-graph-max-bs-decode": max(options.batches), "disable-prefill-cuda-graph": None}
@@ -143,7 +146,9 @@ class Grid:
                 found[name].append(self.run(name, batch))
         result = judge(found)
         speeds = ", ".join(f"{name} {arm['tokens_per_second']}" for name, arm in result["arms"].items())
-        console.print(f"{length} x {batch}: {speeds}; goodput/best {result['ratio']}, stock/best {result['stock_ratio']}")
+        console.print(
+            f"{length} x {batch}: {speeds}; goodput/best {result['ratio']}, stock/best {result['stock_ratio']}"
+        )
         return result
 
     def explore(self, length: float, batch: int) -> Record:
@@ -225,7 +230,9 @@ def report(record: Record) -> None:
     points = record["points"]
     if not points or "arms" not in next(iter(points.values())):
         return
-    table = Table("accept length x batch", *ARMS, "best", "goodput/best", "95 % interval", "stock/best of off, fixed", box=None)
+    table = Table(
+        "accept length x batch", *ARMS, "best", "goodput/best", "95 % interval", "stock/best of off, fixed", box=None
+    )
     for name, row in points.items():
         speeds = [str(row["arms"][arm]["tokens_per_second"]) for arm in ARMS]
         table.add_row(name, *speeds, row["best"], str(row["ratio"]), str(row["interval"]), str(row["stock_ratio"]))

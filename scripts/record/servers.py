@@ -101,9 +101,7 @@ def speed_flags(scratch: Path, device: str, shape: str) -> Record:
     return flags | ({"attention-backend": "triton", "cuda-graph-max-bs-decode": 32} if device == "cuda" else {})
 
 
-def start_engine(
-    name: str, tree: Path, flags: Record, scratch: Path, environ: dict[str, str] | None = None
-) -> Server:
+def start_engine(name: str, tree: Path, flags: Record, scratch: Path, environ: dict[str, str] | None = None) -> Server:
     """Start an engine with a simulated accept length, with ``environ`` over the environment."""
     tokens = [word for key, value in flags.items() for word in (f"--{key}", *([] if value is None else [str(value)]))]
     port, log = _free_port(), scratch / f"{name}.log"

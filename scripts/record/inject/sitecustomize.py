@@ -42,7 +42,8 @@ def _follow(path: Path) -> None:
 
 def _hook(params: Any) -> None:
     decide, learn = params.get_steps_for_batch, params.on_round
-    out = Path(os.environ["BW_ROUNDS"]).open("w", buffering=1) if os.environ.get("BW_ROUNDS") else None
+    # Open for the life of the process; a line at a time, for a reader while it runs.
+    out = Path(os.environ["BW_ROUNDS"]).open("w", buffering=1) if os.environ.get("BW_ROUNDS") else None  # noqa: SIM115
 
     def get_steps_for_batch(self: Any, batch: int) -> int:
         steps: int = decide(self, batch)
