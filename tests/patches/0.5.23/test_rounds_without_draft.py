@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.patches.cpu_package import start_scheduler
+from tests.patches.cpu_package import put_stand_in, start_scheduler
 
 PAIR = Path(__file__).resolve().parents[3] / "sglang_bw" / "models" / "tiny_pair"
 PROMPTS = (
@@ -30,6 +30,7 @@ ALWAYS = [3]
 
 @pytest.mark.stock_failure(AssertionError, "^a round of 0 steps runs verify, draft-extend")
 def test_a_round_of_0_steps_runs_the_target_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    put_stand_in(monkeypatch)
     from sglang.srt.speculative import eagle_worker_v2 as module
 
     for name in ("draft_tp_context", "speculative_moe_backend_context", "speculative_moe_a2a_backend_context"):

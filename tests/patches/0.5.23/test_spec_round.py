@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.patches.cpu_package import put_stand_in
+
 
 class Worker:
     """Takes what the result processor tells a speculative worker, on either engine."""
@@ -30,7 +32,8 @@ class Worker:
 
 
 @pytest.mark.stock_failure(AssertionError, "^the policy is not told the steps of the round")
-def test_a_round_brings_its_own_steps_and_time() -> None:
+def test_a_round_brings_its_own_steps_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    put_stand_in(monkeypatch)
     from sglang.srt.managers.scheduler_components.batch_result_processor import SchedulerBatchResultProcessor
     from sglang.srt.managers.utils import GenerationBatchResult
 
