@@ -152,6 +152,30 @@ class KernelError(BwError):
     exit_code = 36
 
 
+class UnknownBoardError(BwError):
+    """Nobody knows a GPU of that name, or the number of GPUs makes no sense."""
+
+    exit_code = 55
+
+
+class CheckpointError(BwError):
+    """A model's configuration or the headers of its weights cannot be read, are cut off, or contradict each other."""
+
+    exit_code = 56
+
+
+class ReplayError(BwError):
+    """A CSV for ``plan --replay`` cannot be read, or has none of the known column forms."""
+
+    exit_code = 57
+
+
+class SpeculationInputError(BwError):
+    """Measurements given to judge speculation are malformed or impossible."""
+
+    exit_code = 58
+
+
 class DoctorError(BwError):
     """A finding of the host's examination keeps a server from working."""
 

@@ -34,6 +34,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
             "Start the patched engine with EAGLE-3 and show its URL when it answers.",
         ),
         "recipes": ("sglang_bw.cli.launch:recipes", "List, show and check recipes."),
+        "plan": ("sglang_bw.cli.plan:plan", "Know before the load what will not fit, not run or not pay."),
         "doctor": ("sglang_bw.cli.host:doctor", "Find out what will not run, before anything is loaded."),
     },
 }

@@ -1,0 +1,1 @@
+"""What can be known of a launch before it happens: no GPU, no weights."""
