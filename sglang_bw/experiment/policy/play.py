@@ -1,0 +1,112 @@
+"""Play a trace: launches, rounds that take their time on the device, results that come back late."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sglang_bw.experiment.policy.arm import Arm
+from sglang_bw.experiment.policy.trace import Trace, expected_length
+
+
+class _Flying(NamedTuple):
+    steps: int
+    batch: int
+    accepted: list[int]
+    gap: float | None
+    ready: float
+
+
+@dataclass(frozen=True)
+class Played:
+    """What an arm made of a trace.
+
+    :ivar seconds: expected seconds of its rounds, draft catch-up included.
+    :ivar oracle: seconds that the best choice of every moment needs for the same tokens.
+    :ivar tokens: expected tokens a request.
+    :ivar steps: of every round.
+    """
+
+    seconds: float
+    oracle: float
+    tokens: float
+    steps: tuple[int, ...]
+
+    @property
+    def regret(self) -> float:
+        """Time lost against the oracle, as a share of the oracle's time."""
+        return self.seconds / self.oracle - 1
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second of one request."""
+        return self.tokens / self.seconds
+
+    @property
+    def switches(self) -> int:
+        """Rounds whose draft steps differ from those of the round before."""
+        return sum(one != two for one, two in zip(self.steps, self.steps[1:], strict=False))
+
+    def settled(self, steps: int, share: float = 0.9, window: int = 100) -> int | None:
+        """Return the round from which at least ``share`` of every ``window`` rounds have ``steps``; else ``None``."""
+        misses = [step != steps for step in self.steps]
+        allowed = (1 - share) * window
+        start = 0
+        running = sum(misses[:window])
+        for end in range(window, len(misses) + 1):
+            if running > allowed:
+                start = end - window + 1
+            if end < len(misses):
+                running += misses[end] - misses[end - window]
+        return start if start + window <= len(misses) else None
+
+
+def play(trace: Trace, arm: Arm, seed: int = 0) -> Played:
+    """Run an arm through a trace.
+
+    The gap that a policy is told is the time between two launches. The scheduler launches round n + 1 once the
+    result of round n - ``lag`` is there, so under overlap a gap shows the device time of an earlier round.
+    """
+    dice = random.Random(f"{trace.name}/{seed}")
+    flying: deque[_Flying] = deque()
+    launched, free, gap, before = 0.0, 0.0, None, -1
+    done = seconds = oracle = 0.0
+    chosen: list[int] = []
+    while done < trace.tokens:
+        batch, rates = trace.batch(done), trace.rates(done)
+        steps = arm.launch(batch, done)
+        catch_up = trace.catch_up if before == 0 and steps else 0.0
+        length, cost = expected_length(rates, steps), trace.seconds(steps, batch) + catch_up
+        free = max(free, launched) + cost * _disturbance(trace, dice)
+        flying.append(_Flying(steps, batch, _accepted(trace, dice, rates, steps, batch), gap, free))
+        best = trace.best(done)
+        oracle += length * trace.seconds(best, batch) / expected_length(rates, best)
+        seconds += cost
+        done += length
+        chosen.append(steps)
+        before = steps
+        now = launched
+        while len(flying) > trace.lag:
+            result = flying.popleft()
+            now = max(now, result.ready)
+            arm.observe(result.steps, result.batch, result.accepted, result.gap)
+        gap, launched = now - launched or None, now
+    return Played(seconds, oracle, done, tuple(chosen))
+
+
+def _disturbance(trace: Trace, dice: random.Random) -> float:
+    factor = math.exp(dice.gauss(0, trace.noise))
+    return factor * 5 if dice.random() < trace.stalls else factor
+
+
+def _accepted(trace: Trace, dice: random.Random, rates: tuple[float, ...], steps: int, batch: int) -> list[int]:
+    def one() -> int:
+        count = 0
+        while count < steps and dice.random() < rates[min(count, len(rates) - 1)]:
+            count += 1
+        return count
+
+    return [one()] * batch if trace.common else [one() for _ in range(batch)]
