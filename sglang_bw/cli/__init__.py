@@ -36,6 +36,10 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "recipes": ("sglang_bw.cli.launch:recipes", "List, show and check recipes."),
         "plan": ("sglang_bw.cli.plan:plan", "Know before the load what will not fit, not run or not pay."),
         "doctor": ("sglang_bw.cli.host:doctor", "Find out what will not run, before anything is loaded."),
+        "probe": (
+            "sglang_bw.cli.probe:probe",
+            "Measure all-reduces and rounds of speculation on this host.",
+        ),
     },
 }
 
