@@ -19,8 +19,6 @@ from sglang_bw.launch import engine as engines
 from sglang_bw.launch import selection
 from sglang_bw.launch.probe import allreduce as reductions
 from sglang_bw.launch.probe import sizes, variants
-from sglang_bw.recipes import flags
-from sglang_bw.recipes.flags import NotAFlagError
 from sglang_bw.recipes.schema import DEVICES, Device
 
 if TYPE_CHECKING:
@@ -43,6 +41,19 @@ class _Numbers(click.ParamType):
         if not all(part.isascii() and part.isdigit() and 0 <= int(part) <= 1_000_000 for part in parts):
             self.fail(f"{value!r} is no list of whole numbers such as 1,2,4.", param, ctx)
         return tuple(sorted({int(part) for part in parts}))
+
+
+class _Lengths(click.ParamType):
+    name = "lengths"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            found = tuple(sorted({float(part) for part in str(value).split(",")}))
+        except ValueError:
+            self.fail(f"{value!r} is no list of numbers such as 1,2.5,4.", param, ctx)
+        return found
 
 
 @click.group(short_help="Measure all-reduces and rounds of speculation on this host.")
@@ -103,7 +114,7 @@ def allreduce(
     and outside of CUDA graphs, and killed when it hangs. Exit code 67: a sum was wrong, or a way hung or died.
     """
     engine = engines.find(python, engine_tree)
-    chosen = _device(device, engine)
+    chosen = device_of(device, engine)
     wanted = _sizes(name, hidden, gpus, chosen)
     job = reductions.Job(chosen, wanted.gpus, wanted.hidden, rows or wanted.rows, repetitions, timeout)
     ways = variants.choose(chosen, backends)
@@ -117,7 +128,7 @@ def allreduce(
     if not as_json:
         err.print(f"{host.title}; ways to measure: {len(ways)}, about {_minutes(len(ways))}", markup=False)
     environ = reductions.environ_for(engine.environment())
-    with _progress() as tell:
+    with progress() as tell:
         reductions.measure(
             result, ways, engine.python, environ, tell=tell, keep=lambda found: probes.write(place, found.as_json())
         )
@@ -130,7 +141,46 @@ def allreduce(
         raise error
 
 
-def _device(wish: str, engine: Engine) -> Device:
+@probe.command("round", short_help="What a round of speculation costs against a plain decode step.")
+@click.argument("name", metavar="[RECIPE|FILE.yaml|MODEL]", required=False)
+@click.argument("engine_flags", nargs=-1, type=click.UNPROCESSED, metavar="[-- ENGINE FLAGS]")
+@click.option("--url", "urls", multiple=True, metavar="URL", help="A running server, in place of a recipe; repeatable.")
+@click.option("--draft", metavar="PATH|ID", help="Draft of a model, or in place of the recipe's.")
+@click.option("--steps", type=_Numbers(), metavar="0,3", help="Draft steps; the recipe's and 0 when left out.")
+@click.option("--accept", "lengths", type=_Lengths(), metavar="1,2.5,4", help="Accept lengths to simulate.")
+@click.option("--batches", type=_Numbers(), metavar="1,4,16", help="Requests side by side.")
+@click.option("--rounds", type=click.IntRange(8, 4096), default=64, show_default=True, help="Rounds that are timed.")
+@click.option("--repeats", type=click.IntRange(1, 100), default=3, show_default=True, help="Times that they are.")
+@click.option("--context", type=click.IntRange(0, 1 << 20), default=0, help="Tokens of each prompt, about.")
+@click.option("--device", type=click.Choice(["auto", *DEVICES]), default="auto", show_default=True)
+@click.option("--allow-stock", is_flag=True, help="Measure an engine that is stock or edited.")
+@click.option("--startup-timeout", type=click.FloatRange(min=1), default=1800.0, show_default=True, metavar="SECONDS")
+@click.option("--python", type=click.Path(path_type=Path), help="Interpreter of the environment with the engine.")
+@click.option(
+    "--engine-tree",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="An unpacked engine in place of the installed one.",
+)
+@click.option("--log", type=click.Path(dir_okay=False, path_type=Path), help="Where the engines' log goes.")
+@click.option("--out", "path", type=click.Path(dir_okay=False, path_type=Path), help="Where the result goes.")
+@click.option("--dry-run", is_flag=True, help="Say which servers would be started, start none.")
+@click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
+def rounds(**options: Any) -> None:
+    """Measure T_dec(batch) and T_round(k, batch), and with them R = T_round / T_dec, the break-even accept length.
+
+    With a recipe, servers are started one after the other: one without speculation, one with speculation switched off
+    (k = 0), and for each k one an accept length, which the engine simulates. Tokens per second must then be a straight
+    line through the origin in the accept length; exit code 68 when they are not. With --url running servers are measured
+    as they are: one without speculation and one with it give R. Simulated rows are marked so, and hide what a cold draft
+    costs.
+    """
+    from sglang_bw.cli import probe_round
+
+    probe_round.run(probe_round.Options(**options))
+
+
+def device_of(wish: str, engine: Engine) -> Device:
+    """Return the device that a user wants, or the one that is here."""
     if wish == "auto":
         return devices.detect(engine_has_gpu_kernels=engine.has_gpu_kernels)
     return "cpu" if wish == "cpu" else "cuda"
@@ -138,21 +188,14 @@ def _device(wish: str, engine: Engine) -> Device:
 
 def _sizes(name: str | None, hidden: int | None, gpus: int | None, device: Device) -> Sizes:
     if name is not None:
-        return sizes.of_command(command_of(name, device), hidden=hidden, gpus=gpus)
+        return sizes.of_command(_command(name, device), hidden=hidden, gpus=gpus)
     if hidden is None or gpus is None:
         raise click.UsageError("name a recipe or a model, or both --hidden N and --gpus N.")
     return sizes.Sizes(gpus, hidden, (1, 2, 4, 8, 16, 32, 64), 4)
 
 
-def command_of(
-    name: str, device: Device, *, engine_flags: tuple[str, ...] = (), speculate: bool = True, port: int = 30000
-) -> Command:
-    """Return the launch of a recipe or model."""
-    try:
-        extra = flags.parse(engine_flags)
-    except NotAFlagError as error:
-        raise click.UsageError(f"{error.token!r} is no engine flag; they stand behind '--'.") from error
-    return commands.build(selection.select(name), device, {}, port=port, speculate=speculate, extra=extra)
+def _command(name: str, device: Device) -> Command:
+    return commands.build(selection.select(name), device, {})
 
 
 def _check(job: reductions.Job) -> None:
@@ -174,13 +217,14 @@ def _minutes(ways: int) -> str:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
+def progress() -> Iterator[Callable[[str], None]]:
+    """Show lines while something goes on: one that changes on a terminal, else one for each new beginning."""
     if not err.is_terminal:
         last = ""
 
         def line(text: str) -> None:
             nonlocal last
-            if (head := text.partition(":")[0]) != last:
+            if (head := text.partition(": ")[0]) != last:
                 last = head
                 err.print(text, markup=False)
 
@@ -222,14 +266,7 @@ def _show(result: Result, wanted: Sizes) -> None:
         cells = [f"{best[rows, name]:.1f}" if (rows, name) in best else "-" for name in names]
         fastest = min((name for name in names if (rows, name) in best), key=lambda name: best[rows, name], default="-")
         table.append([str(rows), f"{rows * result.job.hidden * 2:,}", wanted.of(rows), *cells, fastest])
-    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
-    left = (2, len(widths) - 1)
-    for row in table:
-        cells = [
-            cell.ljust(width) if column in left else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        out.print("  ".join(cells).rstrip(), markup=False)
+    print_table(table, left=(2, len(table[0]) - 1))
     out.print(
         f"microseconds, median of the slowest rank, {'replayed from a CUDA graph' if graphs else 'no CUDA graphs'}; "
         f"{result.job.repetitions} sums compared at each size",
@@ -238,3 +275,14 @@ def _show(result: Result, wanted: Sizes) -> None:
     for failure in result.failures:
         style = None if failure.kind == "absent" else "red"
         out.print(f"{failure.backend}: {failure.kind}: {failure.reason}", style=style, markup=False)
+
+
+def print_table(table: list[list[str]], *, left: tuple[int, ...] = ()) -> None:
+    """Print rows of cells, columns aligned to the right except some."""
+    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
+    for row in table:
+        cells = [
+            cell.ljust(width) if column in left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        out.print("  ".join(cells).rstrip(), markup=False)

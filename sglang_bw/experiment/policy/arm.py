@@ -59,9 +59,7 @@ class Stock:
         if hasattr(self.params, "on_verify_complete"):
             self.params.on_verify_complete(accepted, batch)
             return
-        done = SimpleNamespace(
-            num_steps=steps, batch_size=batch, num_correct_drafts_per_req=accepted, launch_gap_s=gap
-        )
+        done = SimpleNamespace(num_steps=steps, batch_size=batch, num_correct_drafts_per_req=accepted, launch_gap_s=gap)
         self.params.on_round(done)
 
 

@@ -93,7 +93,9 @@ def cliff(found: list[Row]) -> dict[tuple[int, int], float]:
     steep = max((own for own in hosts.values() if len(own) >= 4), key=lambda own: max(_jumps(own)), default=None)
     if steep is None:
         raise ReplayError("no host of the table was measured at four batches", hint="a cost cliff needs them.")
-    return {key: cost for row in steep for key, cost in (((0, row.batch), row.plain), ((row.steps, row.batch), row.round))}
+    return {
+        key: cost for row in steep for key, cost in (((0, row.batch), row.plain), ((row.steps, row.batch), row.round))
+    }
 
 
 def _jumps(own: list[Row]) -> Iterator[float]:

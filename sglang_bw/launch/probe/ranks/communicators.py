@@ -18,7 +18,7 @@ class AbsentError(Exception):
 
 @dataclass(frozen=True)
 class Ranks:
-    """This rank and its groups.
+    """A rank's place and its groups.
 
     :ivar device: ``torch.device``.
     :ivar host_group: gloo over all ranks.
