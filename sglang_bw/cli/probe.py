@@ -113,6 +113,8 @@ def allreduce(
     as many. Each way runs under torchrun in processes of its own; it is timed only where its sums equal NCCL's, inside
     and outside of CUDA graphs, and killed when it hangs. Exit code 67: a sum was wrong, or a way hung or died.
     """
+    if rows and min(rows) < 1:
+        raise click.UsageError("a message has at least one row.")
     engine = engines.find(python, engine_tree)
     chosen = device_of(device, engine)
     wanted = _sizes(name, hidden, gpus, chosen)
@@ -170,9 +172,9 @@ def rounds(**options: Any) -> None:
 
     With a recipe, servers are started one after the other: one without speculation, one with speculation switched off
     (k = 0), and for each k one an accept length, which the engine simulates. Tokens per second must then be a straight
-    line through the origin in the accept length; exit code 68 when they are not. With --url running servers are measured
-    as they are: one without speculation and one with it give R. Simulated rows are marked so, and hide what a cold draft
-    costs.
+    line through the origin in the accept length; exit code 68 when they are not. With --url running servers are
+    measured as they are: one without speculation and one with it give R. Simulated rows are marked so, and hide what
+    a cold draft costs.
     """
     from sglang_bw.cli import probe_round
 
@@ -207,7 +209,7 @@ def _check(job: reductions.Job) -> None:
     if job.device == "cuda" and here < job.gpus:
         raise ProbeError(
             f"{job.gpus} GPUs are needed, {here} can be seen",
-            hint="CUDA_VISIBLE_DEVICES may hide some; --gpus N measures fewer; --device cpu tries the command with gloo.",
+            hint="CUDA_VISIBLE_DEVICES may hide some; --gpus N measures fewer; --device cpu tries it with gloo.",
         )
 
 

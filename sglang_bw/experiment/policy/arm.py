@@ -67,6 +67,7 @@ class Goodput:
     """``--speculative-adaptive-policy goodput``: on one rank, which makes the plans and follows them.
 
     :ivar policy: the engine's object.
+    :ivar switches: (round, new draft steps) of every decision; probes are none.
     """
 
     def __init__(self, policies: Policies, trace: Trace, seed: int) -> None:
@@ -75,9 +76,12 @@ class Goodput:
         self.policy: Any = policies.policy.GoodputPolicy(
             {1: trace.candidates}, trace.initial, costs=costs, catch_up_seconds=trace.catch_up
         )
+        self.switches: list[tuple[int, int]] = []
+        self._launches = 0
 
     def launch(self, batch: int, _done: float) -> int:
         """Count a launch."""
+        self._launches += 1
         return int(self.policy.launch(batch))
 
     def observe(self, steps: int, batch: int, accepted: list[int], gap: float | None) -> None:
@@ -85,7 +89,9 @@ class Goodput:
         module = self._modules.policy
         self.policy.observe(module.Round(steps, batch, accepted, gap))
         if self.policy.plan_due:
-            self.policy.adopt(module.Plan.decode(self.policy.make_plan().encode()))
+            plan = module.Plan.decode(self.policy.make_plan().encode())
+            if self.policy.adopt(plan):
+                self.switches.append((self._launches, plan.steps))
 
 
 def _start_up_table(policies: Policies, trace: Trace, seed: int) -> Any:

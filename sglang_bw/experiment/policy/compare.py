@@ -49,6 +49,15 @@ class Comparison:
         return statistics.fmean(played.rate for played in self.ours) / self.fixed[self.best_fixed].rate
 
     @property
+    def misses(self) -> str:
+        """Which bar is missed, or an empty string."""
+        if self.regret > MOST_REGRET:
+            return f"{self.trace.name}: {100 * self.regret:.1f} % slower than the oracle"
+        if self.share < LEAST_SHARE:
+            return f"{self.trace.name}: {self.share:.3f} of the best fixed choice, {self.best_fixed} steps"
+        return ""
+
+    @property
     def stock_share(self) -> float:
         """The same of upstream's policy."""
         return statistics.fmean(played.rate for played in self.stock) / self.fixed[self.best_fixed].rate
@@ -63,8 +72,10 @@ class Comparison:
             "best_fixed": self.best_fixed,
             "share_of_best_fixed": round(self.share, 5),
             "stock_share_of_best_fixed": round(self.stock_share, 5),
-            "switches": [played.switches for played in self.ours],
-            "stock_switches": [played.switches for played in self.stock],
+            "decided": [played.decided for played in self.ours],
+            "settled": [played.settled for played in self.ours],
+            "switches": [len(played.switches) for played in self.ours],
+            "stock_switches": [len(played.switches) for played in self.stock],
         }
 
 

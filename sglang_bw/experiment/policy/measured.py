@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from sglang_bw.errors import ReplayError
@@ -58,9 +59,10 @@ def rows(path: Path) -> tuple[list[Row], dict[int, str]]:
         raise ReplayError(f"{path} is a table of the form {table.form}, not {forms.Form.CELLS}")
     found, left = [], {}
     for index, row in enumerate(table.rows):
+        if index in table.damage:
+            left[index + 1] = table.damage[index]
+            continue
         try:
-            if index in table.damage:
-                raise ValueError(table.damage[index])
             found.append(_row(index + 1, row))
         except ValueError as error:
             left[index + 1] = str(error)
@@ -100,5 +102,5 @@ def cliff(found: list[Row]) -> dict[tuple[int, int], float]:
 
 def _jumps(own: list[Row]) -> Iterator[float]:
     ordered = sorted(own, key=lambda row: row.batch)
-    for one, two in zip(ordered, ordered[1:], strict=False):
+    for one, two in pairwise(ordered):
         yield two.round / one.round

@@ -6,9 +6,10 @@ import math
 import random
 from collections import deque
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
-from sglang_bw.experiment.policy.arm import Arm
+from sglang_bw.experiment.policy.arm import Arm, Goodput
 from sglang_bw.experiment.policy.trace import Trace, expected_length
 
 
@@ -28,12 +29,14 @@ class Played:
     :ivar oracle: seconds that the best choice of every moment needs for the same tokens.
     :ivar tokens: expected tokens a request.
     :ivar steps: of every round.
+    :ivar switches: (round, new draft steps) of the arm's decisions where it tells them, else of every change.
     """
 
     seconds: float
     oracle: float
     tokens: float
     steps: tuple[int, ...]
+    switches: tuple[tuple[int, int], ...]
 
     @property
     def regret(self) -> float:
@@ -46,22 +49,14 @@ class Played:
         return self.tokens / self.seconds
 
     @property
-    def switches(self) -> int:
-        """Rounds whose draft steps differ from those of the round before."""
-        return sum(one != two for one, two in zip(self.steps, self.steps[1:], strict=False))
+    def settled(self) -> int:
+        """The round of the last decision; 0 when it stayed with what it began with."""
+        return self.switches[-1][0] if self.switches else 0
 
-    def settled(self, steps: int, share: float = 0.9, window: int = 100) -> int | None:
-        """Return the round from which at least ``share`` of every ``window`` rounds have ``steps``; else ``None``."""
-        misses = [step != steps for step in self.steps]
-        allowed = (1 - share) * window
-        start = 0
-        running = sum(misses[:window])
-        for end in range(window, len(misses) + 1):
-            if running > allowed:
-                start = end - window + 1
-            if end < len(misses):
-                running += misses[end] - misses[end - window]
-        return start if start + window <= len(misses) else None
+    @property
+    def decided(self) -> int:
+        """The draft steps that it ended with."""
+        return self.switches[-1][1] if self.switches else self.steps[0]
 
 
 def play(trace: Trace, arm: Arm, seed: int = 0) -> Played:
@@ -94,7 +89,13 @@ def play(trace: Trace, arm: Arm, seed: int = 0) -> Played:
             now = max(now, result.ready)
             arm.observe(result.steps, result.batch, result.accepted, result.gap)
         gap, launched = now - launched or None, now
-    return Played(seconds, oracle, done, tuple(chosen))
+    return Played(seconds, oracle, done, tuple(chosen), _switches(arm, chosen))
+
+
+def _switches(arm: Arm, chosen: list[int]) -> tuple[tuple[int, int], ...]:
+    if isinstance(arm, Goodput):
+        return tuple(arm.switches)
+    return tuple((number, two) for number, (one, two) in enumerate(pairwise(chosen), 1) if one != two)
 
 
 def _disturbance(trace: Trace, dice: random.Random) -> float:

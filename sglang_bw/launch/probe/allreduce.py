@@ -19,8 +19,8 @@ import sglang_bw
 from sglang_bw.errors import AllReduceError, ProbeError
 from sglang_bw.host.fingerprint import Fingerprint
 from sglang_bw.launch.cause import cause
-from sglang_bw.launch.process import EngineProcess, SignalRelay
 from sglang_bw.launch.probe.variants import Variant
+from sglang_bw.launch.process import EngineProcess, SignalRelay
 
 # The tool's package under its own name, and nothing else of the tool's environment on the import path.
 _START = """
@@ -139,7 +139,7 @@ class Run:
         self._read = 0
 
     def events(self, relay: SignalRelay) -> Iterator[dict[str, Any]]:
-        """Start it and yield what it tells, last of all ``died``, ``hung`` or ``interrupted`` when it does not end well."""
+        """Start it and yield what it tells; at a bad end last of all ``died``, ``hung`` or ``interrupted``."""
         process = EngineProcess(self.command, self.environ, self.log, grace_s=2)
         relay.connect(process)
         quiet = time.monotonic()
