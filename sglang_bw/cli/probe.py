@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from sglang_bw.launch.probe.variants import Variant
 
 
-class _Numbers(click.ParamType):
+class _Numbers(click.ParamType[tuple[int, ...]]):
     name = "numbers"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
@@ -43,7 +43,7 @@ class _Numbers(click.ParamType):
         return tuple(sorted({int(part) for part in parts}))
 
 
-class _Lengths(click.ParamType):
+class _Lengths(click.ParamType[tuple[float, ...]]):
     name = "lengths"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:

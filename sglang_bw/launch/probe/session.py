@@ -160,7 +160,7 @@ def _cells(
             texts,
             rounds=plan.rounds,
             repeats=plan.repeats,
-            tell=lambda text, batch=batch: say(f"batch {batch}, {text}"),
+            tell=_saying(f"batch {batch}", None, say),
         )
         pace.measured.append(time.monotonic() - began)
         result.context = max(result.context, cell.context)
@@ -201,8 +201,9 @@ def _running(
                 running.process.wait()
 
 
-def _saying(head: str, pace: Pace, tell: Callable[[str], None]) -> Callable[[str], None]:
-    return lambda text: tell(f"{head}: {text}; {pace.says()}")
+def _saying(head: str, pace: Pace | None, tell: Callable[[str], None]) -> Callable[[str], None]:
+    """Return what puts a head before every line, and the time that is left behind it."""
+    return lambda text: tell(f"{head}: {text}; {pace.says()}" if pace else f"{head}, {text}")
 
 
 def _free_port() -> int:
