@@ -30,30 +30,25 @@ if TYPE_CHECKING:
     from sglang_bw.launch.probe.sizes import Sizes
     from sglang_bw.launch.probe.variants import Variant
 
-
-class _Numbers(click.ParamType[tuple[int, ...]]):
-    name = "numbers"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        if isinstance(value, tuple):
-            return value
-        parts = [part.strip() for part in str(value).split(",")]
-        if not all(part.isascii() and part.isdigit() and 0 <= int(part) <= 1_000_000 for part in parts):
-            self.fail(f"{value!r} is no list of whole numbers such as 1,2,4.", param, ctx)
-        return tuple(sorted({int(part) for part in parts}))
+_MOST = 1_000_000
 
 
-class _Lengths(click.ParamType[tuple[float, ...]]):
-    name = "lengths"
+def _numbers(_ctx: click.Context, _param: click.Parameter, text: str | None) -> tuple[int, ...] | None:
+    parts = [part.strip() for part in (text or "").split(",")]
+    if text is None:
+        return None
+    if not all(part.isascii() and part.isdigit() and int(part) <= _MOST for part in parts):
+        raise click.BadParameter(f"{text!r} is no list of whole numbers such as 1,2,4.")
+    return tuple(sorted({int(part) for part in parts}))
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
-        if isinstance(value, tuple):
-            return value
-        try:
-            found = tuple(sorted({float(part) for part in str(value).split(",")}))
-        except ValueError:
-            self.fail(f"{value!r} is no list of numbers such as 1,2.5,4.", param, ctx)
-        return found
+
+def _lengths(_ctx: click.Context, _param: click.Parameter, text: str | None) -> tuple[float, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(sorted({float(part) for part in text.split(",")}))
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is no list of numbers such as 1,2.5,4.") from None
 
 
 @click.group(short_help="Measure all-reduces and rounds of speculation on this host.")
@@ -65,7 +60,7 @@ def probe() -> None:
 @click.argument("name", metavar="[RECIPE|FILE.yaml|MODEL]", required=False)
 @click.option("--hidden", type=click.IntRange(1, 1 << 20), help="Hidden size, in place of the model's.")
 @click.option("--gpus", type=click.IntRange(2, 64), metavar="N", help="Ranks, in place of the recipe's --tp-size.")
-@click.option("--rows", type=_Numbers(), metavar="1,2,4", help="Rows of a message, in place of the recipe's.")
+@click.option("--rows", callback=_numbers, metavar="1,2,4", help="Rows of a message, in place of the recipe's.")
 @click.option("--backend", "backends", multiple=True, metavar="NAME", help="Measure this one only; repeatable.")
 @click.option(
     "--repetitions",
@@ -148,9 +143,9 @@ def allreduce(
 @click.argument("engine_flags", nargs=-1, type=click.UNPROCESSED, metavar="[-- ENGINE FLAGS]")
 @click.option("--url", "urls", multiple=True, metavar="URL", help="A running server, in place of a recipe; repeatable.")
 @click.option("--draft", metavar="PATH|ID", help="Draft of a model, or in place of the recipe's.")
-@click.option("--steps", type=_Numbers(), metavar="0,3", help="Draft steps; the recipe's and 0 when left out.")
-@click.option("--accept", "lengths", type=_Lengths(), metavar="1,2.5,4", help="Accept lengths to simulate.")
-@click.option("--batches", type=_Numbers(), metavar="1,4,16", help="Requests side by side.")
+@click.option("--steps", callback=_numbers, metavar="0,3", help="Draft steps; the recipe's and 0 when left out.")
+@click.option("--accept", "lengths", callback=_lengths, metavar="1,2.5,4", help="Accept lengths to simulate.")
+@click.option("--batches", callback=_numbers, metavar="1,4,16", help="Requests side by side.")
 @click.option("--rounds", type=click.IntRange(8, 4096), default=64, show_default=True, help="Rounds that are timed.")
 @click.option("--repeats", type=click.IntRange(1, 100), default=3, show_default=True, help="Times that they are.")
 @click.option("--context", type=click.IntRange(0, 1 << 20), default=0, help="Tokens of each prompt, about.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import random
 import subprocess
 import sys
@@ -21,7 +22,9 @@ from sglang_bw.experiment.policy.engine import Policies
 from sglang_bw.experiment.policy.play import play
 from sglang_bw.experiment.policy.trace import Trace, expected_length, rates_of
 from sglang_bw.fork.series import newest_base
+from sglang_bw.launch.probe.rounds import Point, Result
 from tests.conftest import CHECKOUT, PATCHES, EngineTrees
+from tests.probe.test_rounds import HOST
 
 CELLS = CHECKOUT / "tests" / "plan" / "data" / "speculation_cells.csv"
 ROWS, _ = measured.rows(CELLS)
@@ -91,6 +94,18 @@ def test_the_engines_modules_leave_no_trace(policies: Policies) -> None:
     tree = Path(str(policies.policy.__file__)).parents[3]
     done = subprocess.run([sys.executable, "-c", script, str(tree)], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["GoodputPolicy", "[]"]
+
+
+@needs_policy
+@pytest.mark.engine
+def test_a_result_of_probe_round_makes_a_start_up_table(policies: Policies) -> None:
+    result = Result(HOST, "tiny", "0.5.23", "cuda")
+    result.plain[4] = Point(4, 1.0, 0.010, 0.0, False)
+    result.rounds[3, 4] = [Point(4, length, 0.025, 0.0, True) for length in (1.0, 4.0)]
+    rows = json.loads(json.dumps(result.as_json()["table"]))
+    table = policies.cost.CostTable({(steps, batch): seconds for steps, batch, seconds in rows})
+    assert table.seconds(3, 4) == pytest.approx(0.025)
+    assert table.seconds(0, 4) == pytest.approx(0.010)
 
 
 @pytest.mark.engine

@@ -59,6 +59,7 @@ def test_plan_reads_the_result(tmp_path: Path) -> None:
     file.write_text(json.dumps(result.as_json()))
     ratio = round_cost(file).ratio(0, 1, 3)
     assert ratio.ratio == pytest.approx(3.0)
+    assert result.as_json()["table"] == [[0, 1, 0.010], [3, 1, pytest.approx(0.030)]]
     row = result.as_json()["rounds"][0]
     assert row["simulated"] is True
     assert row["break_even"] == pytest.approx(3.0)

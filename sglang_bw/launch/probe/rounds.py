@@ -123,7 +123,16 @@ class Result:
                 for _, p in sorted(self.plain.items())
             ],
             "rounds": [self._row(line) for line in self.lines()],
+            "table": [[steps, batch, seconds] for (steps, batch), seconds in sorted(self.table().items())],
         }
+
+    def table(self) -> dict[tuple[int, int], float]:
+        """Return seconds by (draft steps, batch): what a policy's start-up table holds.
+
+        Where 0 steps were not measured as a state of a speculating server, plain decoding stands for them.
+        """
+        plain = {(0, batch): point.seconds for batch, point in self.plain.items()}
+        return plain | {(line.steps, line.batch): line.seconds for line in self.lines()}
 
     def _row(self, line: Line) -> dict[str, Any]:
         return {
