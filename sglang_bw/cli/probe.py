@@ -72,10 +72,10 @@ def probe() -> None:
 @click.option(
     "--timeout",
     type=click.FloatRange(min=1),
-    default=60.0,
+    default=120.0,
     show_default=True,
     metavar="SECONDS",
-    help="A way that says nothing for so long is killed.",
+    help="A way that says nothing for so long is killed; some compile kernels at first.",
 )
 @click.option("--device", type=click.Choice(["auto", *DEVICES]), default="auto", show_default=True)
 @click.option("--python", type=click.Path(path_type=Path), help="Interpreter of the environment with the engine.")

@@ -51,7 +51,7 @@ class Job:
     hidden: int
     rows: tuple[int, ...]
     repetitions: int = 20
-    timeout_s: float = 60.0
+    timeout_s: float = 120.0
 
 
 @dataclass(frozen=True)
@@ -149,15 +149,16 @@ class Run:
                 for event in self._new():
                     quiet = time.monotonic()
                     yield event
+                if relay.received:
+                    yield {"event": "interrupted"}
+                    return
                 if code is not None:
                     break
                 if time.monotonic() - quiet > self.job.timeout_s:
                     yield {"event": "hung", "reason": f"no sign of life for {self.job.timeout_s:.0f} s"}
                     return
                 time.sleep(_POLL_S)
-            if relay.received:
-                yield {"event": "interrupted"}
-            elif code:
+            if code:
                 yield {"event": "died", "reason": cause(self.log) or f"exit code {code}"}
         finally:
             process.kill()
@@ -192,10 +193,10 @@ def command(job: Job, variant: Variant, python: Path, out: Path) -> list[str]:
 def environment(job: Job, environ: Mapping[str, str]) -> dict[str, str]:
     """Return what every way's processes get besides."""
     bound = str(job.hidden * max(job.rows))
-    own = {"OMP_NUM_THREADS": "1", "SGLANG_PCIE_IPC_MAX_NUMEL": bound, "PYTHONUNBUFFERED": "1"}
-    if job.device == "cpu":
-        own |= {"CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": environ.get("GLOO_SOCKET_IFNAME", "lo")}
-    return own
+    # All ranks are on this host, whose own name need not be one that it can resolve.
+    gloo = environ.get("GLOO_SOCKET_IFNAME", "lo")
+    own = {"OMP_NUM_THREADS": "1", "SGLANG_PCIE_IPC_MAX_NUMEL": bound, "GLOO_SOCKET_IFNAME": gloo}
+    return own | ({"CUDA_VISIBLE_DEVICES": ""} if job.device == "cpu" else {})
 
 
 def measure(

@@ -51,7 +51,12 @@ def make(name: str, ranks: Ranks) -> Way:
 
     :raises AbsentError: it is not to be had here.
     """
-    return _MAKERS[name](ranks)
+    try:
+        return _MAKERS[name](ranks)
+    except AbsentError:
+        raise
+    except Exception as error:  # what a missing driver feature, library or compiler raises is not ours to list
+        raise AbsentError(f"it cannot be set up: {type(error).__name__}: {error}") from error
 
 
 def _torch(ranks: Ranks) -> Way:
