@@ -15,6 +15,7 @@ from sglang_bw.recipes.schema import Device, Recipe, Speculation
 
 # The mean is exact and a round's length is the nearest whole numbers; the older default is biased near the ends.
 _METHOD = "match-expected"
+_NEVER = 100_000
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,9 @@ def _rounds(spec: Speculation, steps: int, lengths: tuple[float, ...]) -> list[S
 
 def _off(spec: Speculation, folder: Path, goodput: bool) -> list[Setup]:
     path = folder / "adaptive-off.json"
-    probes.write(path, {"1": {"candidate_steps": [0]}})
+    # The engine wants its own number of steps among the candidates: at a batch that never comes.
+    tiers = {"1": [0], str(_NEVER): [spec.steps]}
+    probes.write(path, {batch: {"candidate_steps": steps} for batch, steps in tiers.items()})
     flags = [Flag("speculative-adaptive"), Flag("speculative-adaptive-config", (str(path),))]
     if goodput:
         flags.append(Flag("speculative-adaptive-policy", ("goodput",)))
