@@ -73,9 +73,11 @@ class Goodput:
     def __init__(self, policies: Policies, trace: Trace, seed: int) -> None:
         self._modules = policies
         costs = _start_up_table(policies, trace, seed)
-        self.policy: Any = policies.policy.GoodputPolicy(
-            {1: trace.candidates}, trace.initial, costs=costs, catch_up_seconds=trace.catch_up
-        )
+        keeps: dict[str, Any] = {}
+        if trace.catch_up:
+            keeps["catch_up"] = dict.fromkeys(CAPTURED, trace.catch_up)
+            keeps["catch_up_tokens"] = trace.catch_up_tokens
+        self.policy: Any = policies.policy.GoodputPolicy({1: trace.candidates}, trace.initial, costs=costs, **keeps)
         self.switches: list[tuple[int, int]] = []
         self._launches = 0
 

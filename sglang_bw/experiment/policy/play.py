@@ -67,13 +67,14 @@ def play(trace: Trace, arm: Arm, seed: int = 0) -> Played:
     """
     dice = random.Random(f"{trace.name}/{seed}")
     flying: deque[_Flying] = deque()
-    launched, free, gap, before = 0.0, 0.0, None, -1
+    launched, free, gap, plain = 0.0, 0.0, None, 0
     done = seconds = oracle = 0.0
     chosen: list[int] = []
     while done < trace.tokens:
         batch, rates = trace.batch(done), trace.rates(done)
         steps = arm.launch(batch, done)
-        catch_up = trace.catch_up if before == 0 and steps else 0.0
+        due = plain > 0 and (steps > 0 or plain == trace.catch_up_tokens)
+        catch_up = trace.catch_up if due else 0.0
         length, cost = expected_length(rates, steps), trace.seconds(steps, batch) + catch_up
         free = max(free, launched) + cost * _disturbance(trace, dice)
         flying.append(_Flying(steps, batch, _accepted(trace, dice, rates, steps, batch), gap, free))
@@ -82,7 +83,7 @@ def play(trace: Trace, arm: Arm, seed: int = 0) -> Played:
         seconds += cost
         done += length
         chosen.append(steps)
-        before = steps
+        plain = 0 if steps else plain % trace.catch_up_tokens + 1
         now = launched
         while len(flying) > trace.lag:
             result = flying.popleft()

@@ -24,7 +24,8 @@ class Trace:
     :ivar stalls: share of rounds that take five times as long.
     :ivar lag: rounds that are launched before a round's result is known; 1 under the overlap scheduler.
     :ivar common: whether all requests of a round accept equally many, as under simulated acceptance.
-    :ivar catch_up: seconds that leaving plain decoding costs once.
+    :ivar catch_up: seconds of bringing the draft up to date, paid on leaving plain decoding.
+    :ivar catch_up_tokens: plain decode steps after which it is paid as well.
     :ivar table_error: relative error of the start-up table; ``None`` for an engine that measures nothing at start-up.
     """
 
@@ -40,6 +41,7 @@ class Trace:
     lag: int = 1
     common: bool = False
     catch_up: float = 0.0
+    catch_up_tokens: int = 16
     table_error: float | None = 0.05
 
     def length(self, steps: int, done: float) -> float:

@@ -91,7 +91,7 @@ def _disturbed() -> list[Trace]:
         Trace("equal for all requests", _table(H200_32), _always((0.6,)), batch=_always_batch(32), common=True),
         Trace("table 30 % off", costs, _always((0.6,)), table_error=0.3),
         Trace("no start-up table", costs, _always((0.6,)), table_error=None),
-        Trace("costly catch-up of the draft", costs, _always(_USELESS), catch_up=0.02),
+        Trace("the draft is kept up to date", costs, _always(_USELESS), catch_up=0.0005),
     ]
 
 
