@@ -298,3 +298,27 @@ class ToolchainError(BwError):
     """The driver is too old, or what the first start compiles with is missing."""
 
     exit_code = 65
+
+
+class ProbeError(BwError):
+    """A probe cannot measure: GPUs, interpreter or model are not there, or nothing that it tried worked."""
+
+    exit_code = 66
+
+
+class AllReduceError(BwError):
+    """An all-reduce gave a wrong sum, hung or died."""
+
+    exit_code = 67
+
+
+class RoundFitError(BwError):
+    """Throughput is no straight line in the accept length: what was measured is no cost of a round."""
+
+    exit_code = 68
+
+
+class PolicyError(BwError):
+    """The engine has no policy to simulate, or a policy misses its bar."""
+
+    exit_code = 69

@@ -101,15 +101,15 @@ def speed_flags(scratch: Path, device: str, shape: str) -> Record:
     return flags | ({"attention-backend": "triton", "cuda-graph-max-bs-decode": 32} if device == "cuda" else {})
 
 
-def start_engine(name: str, tree: Path, flags: Record, scratch: Path) -> Server:
-    """Start an engine with a simulated accept length."""
+def start_engine(name: str, tree: Path, flags: Record, scratch: Path, environ: dict[str, str] | None = None) -> Server:
+    """Start an engine with a simulated accept length, with ``environ`` over the environment."""
     tokens = [word for key, value in flags.items() for word in (f"--{key}", *([] if value is None else [str(value)]))]
     port, log = free_port(), scratch / f"{name}.log"
     command = [sys.executable, "-P", "-m", "sglang.launch_server", *tokens, "--port", str(port)]
-    environ = dict(os.environ) | {"PYTHONPATH": str(tree), "SGLANG_SIMULATE_ACC_LEN": str(ACCEPT_LENGTH)}
+    own = {"PYTHONPATH": str(tree), "SGLANG_SIMULATE_ACC_LEN": str(ACCEPT_LENGTH)} | (environ or {})
     if flags["device"] == "cpu":
-        environ["SGLANG_USE_CPU_ENGINE"] = "1"
-    return Server(name, spawn(command, environ, log, log), port, log, time.monotonic())
+        own["SGLANG_USE_CPU_ENGINE"] = "1"
+    return Server(name, spawn(command, dict(os.environ) | own, log, log), port, log, time.monotonic())
 
 
 def start_serve(name: str, options: list[str], engine_flags: list[str], scratch: Path) -> Server:

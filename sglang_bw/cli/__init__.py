@@ -41,6 +41,10 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "recipes": ("sglang_bw.cli.recipes:recipes", "List, show, check and write recipes."),
         "plan": ("sglang_bw.cli.plan:plan", "What will not fit, not run or not pay, before anything is loaded."),
         "doctor": ("sglang_bw.cli.host:doctor", "Find out what will not run, before anything is loaded."),
+        "probe": (
+            "sglang_bw.cli.probe:probe",
+            "Measure all-reduces and rounds of speculation on this host.",
+        ),
     },
 }
 

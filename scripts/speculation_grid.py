@@ -1,0 +1,245 @@
+"""Measure what to speculate with: accept length x batch, four servers resident on one GPU and driven in turn.
+
+    python scripts/speculation_grid.py --engine DIRECTORY --out record.json
+
+The arms: ``off`` (a server without speculation), ``fixed`` (3 steps), ``stock`` (upstream's --speculative-adaptive with
+its default configuration) and ``goodput`` (--speculative-adaptive-policy goodput). Random weights in the shape of an 8B
+Llama with a matching one-layer draft; the accept length is simulated and set while the servers run. At each point an
+adaptive arm runs one block that is not counted (the others at a new batch size only), then every arm one block a round,
+the order reversed in every other round. A point's number is goodput over the best other arm; ratios are taken within a
+round.
+
+``--explore`` instead forces each step count of the goodput server and measures it against ``off``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+from gpu_record import _folder, machine
+from record.servers import CHAIN, SHAPES, Record, Server, speed_flags, start_engine, wait_all
+from record.speed import block
+from rich.console import Console
+from rich.table import Table
+
+INJECT = Path(__file__).resolve().parent / "record" / "inject"
+SPECULATIVE = ("speculative-draft-model-path", "speculative-algorithm", *CHAIN)
+ADAPTIVE: Record = {"speculative-adaptive": None}
+ARMS: dict[str, Record] = {
+    "off": {},
+    "fixed": {},
+    "stock": ADAPTIVE,
+    "goodput": ADAPTIVE | {"speculative-adaptive-policy": "goodput"},
+}
+SETTLE_S = 0.1
+console = Console(highlight=False, width=150)
+
+
+def main() -> int:
+    """Run; what was measured is written after every point."""
+    options = parse()
+    scratch = Path(tempfile.mkdtemp(prefix="speculation-grid-"))
+    record: Record = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "command": sys.argv, **machine()}
+    record["engine"] = next(options.engine.glob("sglang-*.dist-info")).name.removesuffix(".dist-info")
+    names = ["off", "goodput"] if options.explore else list(ARMS)
+    began = time.monotonic()
+    grid = Grid(options, scratch, names)
+    try:
+        wait_all(list(grid.servers.values()), options.start_limit)
+        console.print(f"{len(names)} servers ready after {time.monotonic() - began:.0f} s")
+        record["flags"] = grid.flags
+        record["points"] = {}
+        measure = grid.explore if options.explore else grid.point
+        for batch in options.batches:
+            for length in options.lengths:
+                if time.monotonic() - began > options.limit:
+                    console.print("time is up: the other points are not measured")
+                    return 1
+                record["points"][f"{length}x{batch}"] = measure(length, batch)
+                options.out.write_text(json.dumps(record, indent=1) + "\n")
+    finally:
+        for server in grid.servers.values():
+            server.process.terminate()
+        for server in grid.servers.values():
+            server.stop()
+        record["servers"] = {name: told(server) for name, server in grid.servers.items()}
+        options.out.write_text(json.dumps(record, indent=1) + "\n")
+    report(record)
+    return 0
+
+
+def parse() -> argparse.Namespace:
+    """Return the options."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engine", type=_folder, required=True, help="unpacked patched wheel")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
+    parser.add_argument("--explore", action="store_true", help="force the step counts of goodput instead")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: a rehearsal of this script")
+    parser.add_argument("--shape", choices=list(SHAPES), default="8b", help="of the random target")
+    parser.add_argument("--lengths", type=float, nargs="+", default=[4.0, 3.0, 2.0, 1.5, 1.0])
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16, 64])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=256, help="output tokens of a request")
+    parser.add_argument("--steps", type=int, nargs="+", default=[0, 1, 3], help="what --explore forces")
+    parser.add_argument("--start-limit", type=float, default=240, metavar="SECONDS")
+    parser.add_argument("--limit", type=float, default=1e9, metavar="SECONDS", help="start no point after this")
+    parser.add_argument("--rounds-log", action="store_true", help="keep a line a decode round in the record's folder")
+    return parser.parse_args()
+
+
+class Grid:
+    """The servers and their control files."""
+
+    def __init__(self, options: argparse.Namespace, scratch: Path, names: list[str]) -> None:
+        self.options = options
+        self.vocabulary = SHAPES[options.shape]["vocab"]
+        self.flags = speed_flags(scratch, options.device, options.shape) | {
+            "max-running-requests": max(options.batches)
+        }
+        if options.device == "cuda":
+            # Prefill is not what is measured, and its graphs take most of a start.
+            self.flags |= {"cuda-graph-max-bs-decode": max(options.batches), "disable-prefill-cuda-graph": None}
+        self.servers: dict[str, Server] = {}
+        self.controls: dict[str, Path] = {}
+        self.seed = 0
+        self.warm: set[int] = set()
+        for name in names:
+            flags = {key: value for key, value in self.flags.items() if name != "off" or key not in SPECULATIVE}
+            self.controls[name] = scratch / f"{name}.control"
+            self.control(name, 3.0)
+            environ = {"BW_CONTROL": str(self.controls[name]), "PYTHONPATH": f"{INJECT}:{options.engine}"}
+            if options.rounds_log:
+                environ["BW_ROUNDS"] = str(options.out.with_suffix(f".{name}.rounds"))
+            if name == "goodput":
+                # It times its graphs at the start: nobody else may use the GPU then.
+                wait_all(list(self.servers.values()), options.start_limit)
+            self.servers[name] = start_engine(name, options.engine, flags | ARMS[name], scratch, environ)
+
+    def control(self, name: str, length: float, steps: int = -1) -> None:
+        """Set a server's simulated accept length, and its steps."""
+        self.controls[name].write_text(json.dumps({"accept_length": length, "steps": steps}) + "\n")
+
+    def run(self, name: str, batch: int) -> tuple[float, float]:
+        """One block: output tokens per second, accept length."""
+        self.seed += 1
+        return block(self.servers[name], batch, self.options.tokens, self.vocabulary, self.seed)
+
+    def point(self, length: float, batch: int) -> Record:
+        """All arms at one accept length and batch."""
+        for name in self.servers:
+            self.control(name, length)
+        time.sleep(SETTLE_S)
+        for name in self.servers:
+            if batch not in self.warm or "speculative-adaptive" in ARMS[name]:
+                self.run(name, batch)
+        self.warm.add(batch)
+        found: dict[str, list[tuple[float, float]]] = {name: [] for name in self.servers}
+        for number in range(self.options.rounds):
+            for name in list(self.servers)[:: 1 if number % 2 == 0 else -1]:
+                found[name].append(self.run(name, batch))
+        result = judge(found)
+        speeds = ", ".join(f"{name} {arm['tokens_per_second']}" for name, arm in result["arms"].items())
+        console.print(
+            f"{length} x {batch}: {speeds}; goodput/best {result['ratio']}, stock/best {result['stock_ratio']}"
+        )
+        return result
+
+    def explore(self, length: float, batch: int) -> Record:
+        """Every step count by force, and the policy by itself, against off."""
+        names = ["off", *(f"goodput {steps}" for steps in [*self.options.steps, -1])]
+        found: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+        for number in range(self.options.rounds + 1):
+            for name in names:
+                server, _, steps = name.partition(" ")
+                if steps:
+                    self.control(server, length, int(steps))
+                    time.sleep(SETTLE_S)
+                measured = self.run(server, batch)
+                if number:
+                    found[name].append(measured)
+        off = statistics.median(speed for speed, _ in found["off"])
+        result = {
+            name: {
+                "blocks": [round(speed, 1) for speed, _ in rows],
+                "accept_length": round(statistics.fmean(length for _, length in rows), 2),
+                "over_off": round(statistics.median(speed for speed, _ in rows) / off, 4),
+            }
+            for name, rows in found.items()
+        }
+        cells = ", ".join(f"{name} {row['over_off']} ({row['accept_length']})" for name, row in result.items())
+        console.print(f"{length} x {batch}: off {off:.1f} tok/s; {cells}")
+        return result
+
+
+def judge(found: dict[str, list[tuple[float, float]]]) -> Record:
+    """Compare the arms of one point."""
+    others = [name for name in found if name != "goodput"]
+    median = {name: statistics.median(speed for speed, _ in rows) for name, rows in found.items()}
+    best = max(others, key=lambda name: median[name])
+    fixed = max(("off", "fixed"), key=lambda name: median[name])
+
+    def ratios(name: str, reference: str) -> list[float]:
+        return [one[0] / other[0] for one, other in zip(found[name], found[reference], strict=True)]
+
+    own = ratios("goodput", best)
+    return {
+        "arms": {
+            name: {
+                "tokens_per_second": round(median[name], 1),
+                "blocks": [round(speed, 1) for speed, _ in rows],
+                "accept_length": round(statistics.fmean(length for _, length in rows), 2),
+            }
+            for name, rows in found.items()
+        },
+        "best": best,
+        "ratio": round(statistics.median(own), 4),
+        "interval": interval(own),
+        "stock_ratio": round(statistics.median(ratios("stock", fixed)), 4),
+    }
+
+
+def interval(ratios: list[float]) -> list[float]:
+    """Return the 95 % interval of the mean ratio (Student's t over logarithms)."""
+    import math
+
+    from scipy import stats
+
+    logs = [math.log(ratio) for ratio in ratios]
+    mean, error = statistics.fmean(logs), statistics.stdev(logs) / math.sqrt(len(logs))
+    reach = float(stats.t.ppf(0.975, len(logs) - 1)) * error
+    return [round(math.exp(mean - reach), 4), round(math.exp(mean + reach), 4)]
+
+
+def told(server: Server) -> Record:
+    """Return what a server said about its start and its policy."""
+    words = ("Goodput policy", "Timed ", "Built adaptive", "Adaptive spec params")
+    log = server.log.read_text(errors="replace").splitlines()
+    lines = [line for line in log if any(word in line for word in words)]
+    return server.told() | {"policy": [line[:300] for line in lines[:60]], "policy_lines": len(lines)}
+
+
+def report(record: Record) -> None:
+    """Print the table of a grid."""
+    points = record["points"]
+    if not points or "arms" not in next(iter(points.values())):
+        return
+    table = Table(
+        "accept length x batch", *ARMS, "best", "goodput/best", "95 % interval", "stock/best of off, fixed", box=None
+    )
+    for name, row in points.items():
+        speeds = [str(row["arms"][arm]["tokens_per_second"]) for arm in ARMS]
+        table.add_row(name, *speeds, row["best"], str(row["ratio"]), str(row["interval"]), str(row["stock_ratio"]))
+    console.print(table)
+    console.print(f"minimum: goodput {min(row['ratio'] for row in points.values())}, ", end="")
+    console.print(f"stock {min(row['stock_ratio'] for row in points.values())}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,157 @@
+"""Batches of requests that decode side by side, timed so that prefill and the client cancel out."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from sglang_bw.errors import ProbeError
+
+_SHORT_ROUNDS = 8
+_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A batch from request to answer.
+
+    :ivar rounds: decode steps or verify passes, of the request that had most.
+    """
+
+    seconds: float
+    rounds: int
+    tokens: int
+    prompt_tokens: int
+    requests: int
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a running server says of itself.
+
+    :ivar steps: draft steps; ``None`` for plain decoding.
+    :ivar most: requests that it decodes at once, ``None`` when it does not tell.
+    """
+
+    model: str
+    version: str
+    device: str
+    steps: int | None
+    adaptive: bool
+    most: int | None
+
+
+class Client:
+    """Talks to one server."""
+
+    def __init__(self, url: str, *, api_key: str | None = None) -> None:
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        # Certificates of a local server are its own business; proxies must not get in between.
+        self.http = httpx.Client(
+            base_url=url.rstrip("/"), headers=headers, timeout=_TIMEOUT_S, verify=False, trust_env=False
+        )
+        self.url = url
+
+    def served(self) -> Served:
+        """Ask what it is.
+
+        :raises ProbeError: it does not answer, or is no SGLang server.
+        """
+        try:
+            response = self.http.get("/server_info")
+            response.raise_for_status()
+            info = response.json()
+            speculates = bool(info.get("speculative_algorithm"))
+            states = info.get("internal_states") or [{}]
+            most = states[0].get("effective_max_running_requests_per_dp") or info.get("max_running_requests")
+            return Served(
+                model=str(info["model_path"]),
+                version=str(info["version"]),
+                device=str(info.get("device", "")),
+                steps=int(info["speculative_num_steps"]) if speculates else None,
+                adaptive=bool(info.get("speculative_adaptive")),
+                most=int(most) if most else None,
+            )
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise ProbeError(
+                f"{self.url} does not answer: {error}", hint="`sglang-bw serve RECIPE` starts a server; check the URL."
+            ) from error
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ProbeError(f"{self.url} is no SGLang server that can be measured: {error}") from error
+
+    def decode(self, prompts: Sequence[str], tokens: int) -> Timed:
+        """Generate exactly ``tokens`` tokens for every prompt, at temperature 0.
+
+        :raises ProbeError: it refuses, or answers something else.
+        """
+        sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
+        began = time.perf_counter()
+        try:
+            response = self.http.post("/generate", json={"text": list(prompts), "sampling_params": sampling})
+            seconds = time.perf_counter() - began
+            response.raise_for_status()
+            metas = [answer["meta_info"] for answer in response.json()]
+        except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+            raise ProbeError(f"{self.url} does not answer a batch of {len(prompts)}: {error}") from error
+        if any(meta["completion_tokens"] != tokens for meta in metas):
+            raise ProbeError(
+                f"{self.url} cut an answer short of {tokens} tokens", hint="the context is too small: fewer --rounds."
+            )
+        rounds = max(int(meta.get("spec_verify_ct") or meta["completion_tokens"]) for meta in metas)
+        return Timed(seconds, rounds, tokens, max(int(meta["prompt_tokens"]) for meta in metas), len(metas))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A round at one batch.
+
+    :ivar seconds: median over the repeats.
+    :ivar spread: largest minus smallest, as a share of the median.
+    :ivar accept_length: tokens that a round emitted.
+    :ivar context: tokens of a prompt.
+    """
+
+    seconds: float
+    spread: float
+    accept_length: float
+    context: int
+
+
+def measure(client: Client, prompts: Sequence[str], *, rounds: int, repeats: int, tell: Callable[[str], Any]) -> Cell:
+    """Time rounds as the difference between long and short answers to the same prompts.
+
+    What both have (prefill, tokenizer, the way of the answer) cancels out. The first run of each is not measured.
+    """
+    tell("first run")
+    warm = client.decode(prompts, max(2 * _SHORT_ROUNDS, 16))
+    length = warm.tokens / warm.rounds
+    short, long = round(_SHORT_ROUNDS * length), round((_SHORT_ROUNDS + rounds) * length)
+    client.decode(prompts, long)
+    found, lengths = [], []
+    context = warm.prompt_tokens
+    for number in range(repeats):
+        tell(f"{number + 1} of {repeats}")
+        few, many = client.decode(prompts, short), client.decode(prompts, long)
+        more = many.rounds - few.rounds
+        if more < 1 or many.seconds <= few.seconds:
+            continue
+        found.append((many.seconds - few.seconds) / more)
+        lengths.append((many.tokens - few.tokens) / more)
+    if not found:
+        raise ProbeError(
+            f"{rounds} rounds at batch {len(prompts)} drown in the noise of this machine", hint="more: --rounds N."
+        )
+    seconds = statistics.median(found)
+    return Cell(seconds, (max(found) - min(found)) / seconds, statistics.fmean(lengths), context)
+
+
+def prompts(texts: Sequence[str], batch: int, context: int) -> list[str]:
+    """Return ``batch`` prompts from some texts, repeated to about ``context`` tokens; 0: as they are."""
+    chosen = [texts[number % len(texts)] for number in range(batch)]
+    letters = 4 * context  # about four a token
+    return [(text + " ") * max(1, -(-letters // (len(text) + 1))) if context else text for text in chosen]

@@ -1,0 +1,67 @@
+"""The all-reduces that are compared: a way of the engine, in an environment of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sglang_bw.errors import ProbeError
+
+# What the engine sets for NCCL when nobody else does; with symmetric memory it is the other way round.
+_PLAIN = {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
+_SYMMETRIC = {"NCCL_CUMEM_ENABLE": "1", "NCCL_NVLS_ENABLE": "1"}
+# Names rather than numbers: the numbers' meaning has changed between NCCL releases.
+_LEVELS = ("LOC", "NVL", "PIX", "PXB", "PHB", "SYS")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One line of the comparison.
+
+    :ivar name: ``nccl`` is what the engine does by itself; a plan looks for that name.
+    :ivar way: of ``ranks.communicators``.
+    :ivar env: variables of its processes.
+    """
+
+    name: str
+    way: str
+    env: Mapping[str, str] = field(default_factory=dict)
+    says: str = ""
+
+
+CUDA: tuple[Variant, ...] = (
+    Variant("nccl", "nccl", _PLAIN, "NCCL's own choice of protocol and path"),
+    Variant("nccl-ll", "nccl", {**_PLAIN, "NCCL_PROTO": "LL"}, "NCCL_PROTO=LL"),
+    Variant("nccl-ll128", "nccl", {**_PLAIN, "NCCL_PROTO": "LL128"}, "NCCL_PROTO=LL128"),
+    Variant("nccl-simple", "nccl", {**_PLAIN, "NCCL_PROTO": "Simple"}, "NCCL_PROTO=Simple"),
+    *(
+        Variant(f"nccl-p2p-{level.lower()}", "nccl", {**_PLAIN, "NCCL_P2P_LEVEL": level}, f"NCCL_P2P_LEVEL={level}")
+        for level in _LEVELS
+    ),
+    Variant("custom", "custom", _PLAIN, "the engine's custom all-reduce"),
+    Variant("pcie-ipc", "pcie-ipc", _PLAIN, "SGLANG_ENABLE_PCIE_IPC_ALLREDUCE=1"),
+    Variant("nccl-symm-mem", "nccl-symm-mem", _SYMMETRIC, "--enable-symm-mem"),
+    Variant("torch-symm-mem", "torch-symm-mem", _PLAIN, "--enable-torch-symm-mem"),
+    Variant(
+        "torch-symm-mem-two-shot",
+        "torch-symm-mem",
+        {**_PLAIN, "SGLANG_TORCH_SYMM_MEM_TWO_SHOT_WITHOUT_MULTICAST": "1"},
+        "--enable-torch-symm-mem without multicast; can hang over PCIe",
+    ),
+)
+CPU: tuple[Variant, ...] = (Variant("gloo", "torch", {}, "gloo, as the engine's CPU groups"),)
+
+
+def choose(device: str, names: Sequence[str]) -> tuple[Variant, ...]:
+    """Return the variants of a device, or those of them that were named.
+
+    :raises ProbeError: there is no such variant.
+    """
+    known = CPU if device == "cpu" else CUDA
+    for name in names:
+        if name not in {variant.name for variant in known}:
+            raise ProbeError(
+                f"no all-reduce here is called {name!r}",
+                hint=f"on {device}: {', '.join(variant.name for variant in known)}.",
+            )
+    return tuple(variant for variant in known if not names or variant.name in names)

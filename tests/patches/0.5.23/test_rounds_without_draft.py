@@ -1,0 +1,200 @@
+"""A round of 0 draft steps decodes plainly, and the draft is as good as before when drafting resumes.
+
+Real, in the second half: the engine's scheduler, the bundled pair and its weights on a CPU. Stood in for: the policy,
+by a written pattern of steps.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import statistics
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.patches.cpu_package import put_stand_in, start_scheduler
+
+PAIR = Path(__file__).resolve().parents[3] / "sglang_bw" / "models" / "tiny_pair"
+PROMPTS = (
+    "At the end of the winter, Lena left the meadow with",
+    "user: Can you say something about yourself?\nassistant: ",
+    "def get_number(word):\n    try:\n        return int(word)\n    except ValueError:",
+)
+TOKENS = 64
+ALWAYS = [3]
+
+
+@pytest.mark.stock_failure(AssertionError, "^a round of 0 steps runs verify, draft-extend")
+def test_a_round_of_0_steps_runs_the_target_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    put_stand_in(monkeypatch)
+    from sglang.srt.speculative import eagle_worker_v2 as module
+
+    for name in ("draft_tp_context", "speculative_moe_backend_context", "speculative_moe_a2a_backend_context"):
+        monkeypatch.setattr(module, name, lambda *_: contextlib.nullcontext())
+    ran: list[str] = []
+    out = SimpleNamespace(
+        new_seq_lens=torch.tensor([9]),
+        next_token_ids=torch.tensor([5]),
+        logits_output=SimpleNamespace(hidden_states=torch.zeros(1, 3)),
+        next_draft_input=SimpleNamespace(),
+    )
+
+    def note(name: str, result: Any = None) -> Any:
+        return lambda *_, **__: (ran.append(name), result)[1]
+
+    draft_input = SimpleNamespace(is_verify_input=lambda: False, topk_p=None, topk_index=None, hidden_states=None)
+    worker = SimpleNamespace(
+        activate_step_by_batch=lambda _: None,
+        speculative_num_steps=0,
+        _build_trivial_verify_input=lambda _: SimpleNamespace(is_verify_input=lambda: True, kv_loc_plan=None),
+        verify=note("verify", out),
+        draft_worker=SimpleNamespace(parallel_layout=None, _draft_extend_for_decode=note("draft-extend")),
+        target_worker=SimpleNamespace(model_runner=SimpleNamespace(shared_read_done_event=None)),
+        _plain_decode=SimpleNamespace(serves=lambda _: True, forward=note("decode", out)),
+        _catch_up=SimpleNamespace(is_due=lambda *_: False, record=lambda *_: None),
+    )
+    worker._forward_without_draft = lambda *args: module.EAGLEWorkerV2._forward_without_draft(worker, *args)
+    mode = SimpleNamespace(is_extend=lambda: False, is_idle=lambda: False)
+    batch = SimpleNamespace(
+        forward_mode=mode, is_extend_in_batch=False, seq_lens=torch.tensor([8]), spec_info=draft_input
+    )
+    # Contexts of parallel groups that this process does not have are asked after the round only.
+    monkeypatch.setattr(module, "get_parallel", lambda: SimpleNamespace(pp_size=1))
+    module.EAGLEWorkerV2.forward_batch_generation(worker, batch)
+    assert ran == ["decode"], f"a round of 0 steps runs {', '.join(ran)}"
+
+
+class Pattern:
+    """A policy that follows a list of step counts and remembers the rounds."""
+
+    candidate_steps = (0, 1, 3)
+
+    def __init__(self) -> None:
+        self.steps = ALWAYS
+        self.launched = 0
+        self.rounds: list[tuple[int, list[int]]] = []
+
+    def begin(self, steps: list[int]) -> None:
+        self.steps, self.launched, self.rounds = steps, 0, []
+
+    def get_steps_for_batch(self, batch: int) -> int:
+        self.launched += 1
+        return self.steps[(self.launched - 1) % len(self.steps)]
+
+    def on_round(self, done: Any) -> None:
+        self.rounds.append((done.num_steps, list(done.num_correct_drafts_per_req)))
+
+    def resumed(self) -> list[int]:
+        """Accepted drafts in the first round with 3 steps after each stay at 0."""
+        found: list[int] = []
+        for (before, _), (steps, accepted) in zip(self.rounds, self.rounds[1:], strict=False):
+            if before == 0 and steps == 3:
+                found += accepted
+        return found
+
+    def accepted(self) -> list[int]:
+        return [n for steps, accepted in self.rounds if steps == 3 for n in accepted]
+
+
+@pytest.fixture(scope="module")
+def scheduler() -> Any:
+    return start_scheduler(
+        model_path=str(PAIR / "target"),
+        speculative_draft_model_path=str(PAIR / "draft"),
+        speculative_algorithm="EAGLE3",
+        speculative_num_steps=3,
+        speculative_eagle_topk=1,
+        speculative_num_draft_tokens=4,
+        speculative_adaptive=True,
+        speculative_adaptive_policy="goodput",
+        device="cpu",
+        dtype="float32",
+        max_total_tokens=8192,
+        max_running_requests=16,
+        mem_fraction_static=0.3,
+        disable_radix_cache=True,
+    )
+
+
+def serve(scheduler: Any, pattern: Pattern, steps: list[int], late: int = 0) -> list[list[int]]:
+    """Generate for all prompts, each ``late`` rounds after the one before, and return their tokens."""
+    from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    pattern.begin(steps)
+    requests = []
+    for number, prompt in enumerate(PROMPTS):
+        sampling = SamplingParams(temperature=0, max_new_tokens=TOKENS, ignore_eos=True)
+        sampling.normalize(scheduler.tokenizer)
+        scheduler.handle_generate_request(
+            TokenizedGenerateReqInput(
+                rid=f"{steps}-{late}-{number}",
+                input_text=prompt,
+                input_ids=array.array("q", scheduler.tokenizer.encode(prompt)),
+                input_embeds=None,
+                token_type_ids=None,
+                mm_inputs=None,
+                sampling_params=sampling,
+                return_logprob=False,
+                logprob_start_len=-1,
+                top_logprobs_num=0,
+                token_ids_logprob=None,
+                stream=False,
+            )
+        )
+        requests.append(scheduler.waiting_queue[-1])
+        for _ in range(late):
+            turn(scheduler)
+    while not all(request.finished() for request in requests):
+        turn(scheduler)
+    turn(scheduler)
+    return [list(request.output_ids)[:TOKENS] for request in requests]
+
+
+def turn(scheduler: Any) -> None:
+    plan = scheduler.get_next_batch_to_run(running_batch=scheduler.running_batch, last_batch=scheduler.last_batch)
+    scheduler.running_batch = plan.running_batch
+    if plan.batch_to_run:
+        scheduler.process_batch_result(plan.batch_to_run, scheduler.run_batch(plan.batch_to_run))
+    scheduler.last_batch = plan.batch_to_run
+
+
+@pytest.fixture(scope="module")
+def pattern(scheduler: Any) -> Pattern:
+    scheduler.draft_worker.adaptive_controller.params = Pattern()
+    return scheduler.draft_worker.adaptive_controller.params
+
+
+@pytest.fixture(scope="module")
+def reference(scheduler: Any, pattern: Pattern) -> tuple[list[list[int]], float]:
+    tokens = serve(scheduler, pattern, ALWAYS)
+    return tokens, statistics.fmean(pattern.accepted())
+
+
+@pytest.mark.parametrize(
+    ("steps", "late"),
+    [
+        pytest.param([0] * 5 + [3] * 4, 0, id="fewer than the width"),
+        pytest.param([0] * 16 + [3] * 4, 0, id="exactly the width"),
+        pytest.param([0] * 37 + [3] * 4, 7, id="more than twice the width, one after another"),
+        pytest.param([1, 0, 0, 3], 7, id="by way of 1 step, one after another"),
+    ],
+)
+def test_the_draft_resumes_as_good_as_before(
+    scheduler: Any, pattern: Pattern, reference: tuple[list[list[int]], float], steps: list[int], late: int
+) -> None:
+    tokens, accepted = reference
+    assert serve(scheduler, pattern, steps, late) == tokens
+    assert accepted > 2
+    assert statistics.fmean(pattern.resumed()) > accepted - 0.5
+
+
+def test_plain_rounds_alone_give_the_same_tokens(
+    scheduler: Any, pattern: Pattern, reference: tuple[list[list[int]], float]
+) -> None:
+    assert serve(scheduler, pattern, [0]) == reference[0]
+    assert {steps for steps, _ in pattern.rounds} == {0}
