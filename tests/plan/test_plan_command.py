@@ -139,6 +139,7 @@ def test_another_engine() -> None:
         pytest.param(["o/m", "--gpus", "B200"], 52, "no configuration of the target o/m", id="unknown model"),
         pytest.param(["./absent", "--gpus", "B200"], 52, "there is no directory", id="no directory"),
         pytest.param(["kimi", "--gpus", "B200"], 30, "no recipe 'kimi'", id="unknown recipe"),
+        pytest.param(["tiny", "--gpus", "8"], 55, "no board is called '8'", id="a number alone"),
         pytest.param([KIMI, "--gpus", PRO, "--engine", "new"], 52, "'new' is not a version", id="no version"),
         pytest.param([KIMI, "--gpus", PRO, "--", "--tp-size", "8", "--ep-size", "3"], 56, "ep 3", id="experts"),
         pytest.param([KIMI, "--gpus", PRO, "--", "--tp-size", "0"], 52, "--tp-size 0", id="no GPUs at all"),
