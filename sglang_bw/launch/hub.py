@@ -171,8 +171,8 @@ def problem(remote: Remote, *, beside: int = 0) -> BwError | None:
     if remote.problem:
         return FetchError(
             f"the {model.role} {model.name} is not in {model.cache} as a whole, and {remote.problem}",
-            hint=f"{'' if _UNREACHED in remote.problem else _LOGIN + ' '}A mirror: HF_ENDPOINT; or files that are here: "
-            "--model-path DIR, --draft DIR.",
+            hint=("" if _UNREACHED in remote.problem else f"{_LOGIN} ")
+            + "A mirror: HF_ENDPOINT; or files that are here: --model-path DIR, --draft DIR.",
         )
     there = next(path for path in (model.cache, *model.cache.absolute().parents) if path.exists())
     free = shutil.disk_usage(there).free

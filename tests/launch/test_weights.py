@@ -56,7 +56,9 @@ def test_a_whole_model_passes(model: Path) -> None:
         ),
         pytest.param(lambda d: (d / SECOND).unlink(), f"{SECOND} is missing (1 of 3 tensors)", id="shard"),
         pytest.param(lambda d: truncate(d / FIRST, 1), f"{FIRST} is cut off", id="shard cut in its data"),
-        pytest.param(lambda d: truncate(d / FIRST, 60), f"the header of {FIRST} is cut off", id="shard cut in its header"),
+        pytest.param(
+            lambda d: truncate(d / FIRST, 60), f"the header of {FIRST} is cut off", id="shard cut in its header"
+        ),
         pytest.param(lambda d: (d / FIRST).write_bytes(b""), f"{FIRST} is no safetensors file", id="shard empty"),
         pytest.param(
             lambda d: (d / FIRST).write_bytes(b"<html>" * 99),

@@ -188,10 +188,19 @@ def test_all_numbers_that_are_wrong_are_named() -> None:
     assert all(flag in error.message for flag in ("--page-size", "--context-length"))
 
 
+def test_a_model_is_divided_over_the_gpus_that_are_named() -> None:
+    found = run(KIMI, "--gpus", PRO, "--", "--mem-fraction-static", "0.90")
+    assert found["argv"][-2:] == ["--tp-size", "8"]
+    assert any("--tp-size 8" in note for note in found["notes"])
+    assert planning.divided(KIMI, (), 1) == ((), "")
+    assert planning.divided("kimi-k2.5-int4-eagle3", (), 8) == ((), "")
+
+
 def test_replicas_need_gpus_of_their_own() -> None:
     assert "2 GPUs (tp 1 x pp 1 x dp 2)" in refused("qwen3-8b-eagle3", "--", "--dp-size", "2").message
     run("qwen3-8b-eagle3", "--gpus", "2xRTX PRO 6000", "--", "--dp-size", "2")
-    run("qwen3-8b-eagle3", "--gpus", "2xRTX PRO 6000", "--", *"--tp-size 2 --dp-size 2 --enable-dp-attention".split())
+    groups = ["--tp-size", "2", "--dp-size", "2", "--enable-dp-attention"]
+    run("qwen3-8b-eagle3", "--gpus", "2xRTX PRO 6000", "--", *groups)
 
 
 def test_a_config_that_lacks_fields(tmp_path: Path) -> None:
