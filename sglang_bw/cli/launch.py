@@ -16,6 +16,7 @@ from sglang_bw.cli.console import err, out, print_json
 from sglang_bw.cli.refusals import Launch
 from sglang_bw.cli.startup_line import StartupLine, spent
 from sglang_bw.errors import EngineOutputError
+from sglang_bw.host.gpus import parts
 from sglang_bw.launch import command as commands
 from sglang_bw.launch import device as devices
 from sglang_bw.launch import engine as engines
@@ -119,12 +120,17 @@ def serve(
     visible = gpus or environ.get("CUDA_VISIBLE_DEVICES")
     machine = planning.machine(recipe, chosen, here, visible)
     version = engine.installation.version
+    extra, told = planning.divided(name, extra, len(parts(gpus)) if gpus else 1)
+    if told:
+        err.print(f"note: {told}", markup=False)
     command = commands.build(
         recipe, machine, environ, host=host, port=port, speculate=not no_spec, extra=extra, version=version
     )
     if gpus:
         command = replace(command, env={**command.env, **preflight.visible(gpus, here)})
     if dry_run:
+        if problem := refusals.only_for_gpus(recipe, command):
+            err.print(f"note: {problem.message}; --device cuda prints the line for GPUs", style="yellow", markup=False)
         _print_dry_run(command, engine, as_json=as_json)
         return 0
     note = engine.check(recipe, allow_stock=allow_stock, force=force)
