@@ -41,7 +41,7 @@ def page(data: Mapping[str, Any], text: str) -> str:
     """Return the page with its generated parts brought up to date."""
     rows = list(_rows(data))
     parts: dict[str, Callable[[], Iterable[str]]] = {
-        "machine": lambda: _machine(data["made"]),
+        "machine": lambda: _machine(data["made"], data["series"]),
         "count": lambda: _count(rows),
         "time": lambda: _time(rows),
         "false": lambda: _list(rows, lambda verdict: verdict.is_false),
@@ -62,9 +62,10 @@ def _rows(data: Mapping[str, Any]) -> Iterator[Row]:
             yield from (Row(base, release, cell) for cell in by_release[release])
 
 
-def _machine(made: Mapping[str, str]) -> list[str]:
+def _machine(made: Mapping[str, str], series: Mapping[str, str]) -> list[str]:
+    what = f"Series {' and '.join(series.values())}, run on {made['date']}"
     tools = f"{made['git']}, {made['patch']} and Python {made['python']}"
-    return [f"Made on {made['date']} with {tools} on a shared machine of {made['cores']} cores (x86_64)."]
+    return [f"{what} with {tools} on a shared machine of {made['cores']} cores (x86_64)."]
 
 
 def _count(rows: Sequence[Row]) -> Iterator[str]:

@@ -203,8 +203,9 @@ def _fill(data: dict[str, Any], asked: argparse.Namespace) -> dict[str, Any]:
             with tempfile.TemporaryDirectory(prefix="sglang-bw-matrix-") as folder:
                 found = cells(base, pins, Path(folder))
             # The other series may be running elsewhere.
-            data = {**data, "bases": _load()["bases"]}
+            data = {**_load(), "made": data["made"]}
             data["bases"][base][pins.version] = found
+            data.setdefault("series", {})[base] = Series.load(patches_root(), base).pins.full_version
             _write(data)
     return data
 

@@ -78,14 +78,11 @@ def data() -> dict[str, Any]:
     return found
 
 
-def test_every_release_and_patch_has_its_cell() -> None:
-    from sglang_bw.fork.series import Series, patches_root
-
-    for base, by_release in data()["bases"].items():
-        names = [name.removesuffix(".patch") for name in Series.load(patches_root(), base).order]
+def test_every_release_has_every_patch() -> None:
+    for by_release in data()["bases"].values():
         assert len(by_release) == 19
-        for cells in by_release.values():
-            assert [cell["patch"] for cell in cells] == names
+        [names] = {tuple(cell["patch"] for cell in cells) for cells in by_release.values()}
+        assert list(names) == sorted(names)
 
 
 def test_page_is_made_from_the_data() -> None:
@@ -107,8 +104,10 @@ def test_cells_come_out_again(base: str, release: str, tmp_path: Path) -> None:
         cells = rebase_matrix.cells(base, pins, tmp_path)
     except DownloadError as error:
         pytest.skip(f"the wheels of {base} and {release} cannot be had: {error.message}")
-    known = data()["bases"][base][release]
-    assert [_timeless(cell) for cell in cells] == [_timeless(cell) for cell in known]
+    # A series may have grown since; then its newest patches are not in the data.
+    known = {cell["patch"]: _timeless(cell) for cell in data()["bases"][base][release]}
+    again = {cell["patch"]: _timeless(cell) for cell in cells}
+    assert {patch: again[patch] for patch in known} == known
 
 
 def _timeless(cell: dict[str, Any]) -> dict[str, Any]:
