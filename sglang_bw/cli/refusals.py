@@ -66,11 +66,11 @@ def check(launch: Launch, *, force: bool) -> Plan | None:
         err.print(f"note: not planned: {error.message}", style="yellow", markup=False)
         return None
     _tell(made)
-    if problem := made.error():
+    if refusal := made.error():
         if not force:
-            problem.hint = f"`sglang-bw plan {launch.recipe.id}` shows it all; --force goes on all the same."
-            raise problem
-        err.print(f"warning: {problem.message} (--force)", style="yellow", markup=False)
+            refusal.hint = f"`sglang-bw plan {launch.recipe.id}` shows it all; --force goes on all the same."
+            raise refusal
+        err.print(f"warning: {refusal.message} (--force)", style="yellow", markup=False)
     return made
 
 
