@@ -1,4 +1,4 @@
-"""Write what the pages take from the series: README's version and table (newest base), and docs/patches.md (each base).
+"""Write what the pages take from the project: README's table, docs/patches.md of each base, variables of docs/doctor.md.
 
 `python scripts/pages.py` brings them up to date; a test keeps them so.
 """
@@ -11,10 +11,12 @@ from pathlib import Path
 from sglang_bw.fork import strict
 from sglang_bw.fork.mail import Patch, description, markdown_table, read_patch
 from sglang_bw.fork.series import Series, bases, newest_base, patches_root
+from sglang_bw.host.nccl import VARIABLES
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 README = CHECKOUT / "README.md"
 PATCHES = CHECKOUT / "docs" / "patches.md"
+DOCTOR = CHECKOUT / "docs" / "doctor.md"
 _VERSION = re.compile(r'(?<="sglang==)[0-9a-z.+]+(?=")')
 
 
@@ -31,6 +33,13 @@ def patch_page(text: str) -> str:
         _, patches = _load(base)
         text = _between(text, patches_mark(base), "\n".join(map(_section, patches)))
     return text
+
+
+def doctor_page(text: str) -> str:
+    """Return docs/doctor.md with the table of environment variables."""
+    rows = ["| variable | what it does |", "|---|---|"]
+    rows += [f"| `{variable.name}` | {variable.does} |" for variable in VARIABLES]
+    return _between(text, "python -m scripts.pages", "\n".join(rows))
 
 
 def patches_mark(base: str) -> str:
@@ -74,4 +83,5 @@ def _between(text: str, mark: str, content: str) -> str:
 
 if __name__ == "__main__":
     README.write_text(readme(README.read_text(encoding="utf-8")), encoding="utf-8")
+    DOCTOR.write_text(doctor_page(DOCTOR.read_text(encoding="utf-8")), encoding="utf-8")
     PATCHES.write_text(patch_page(PATCHES.read_text(encoding="utf-8")), encoding="utf-8")

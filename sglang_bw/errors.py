@@ -150,3 +150,97 @@ class KernelError(BwError):
     """A Triton kernel of the engine needs more than the GPU has, does not compile for it, or could not be checked."""
 
     exit_code = 36
+
+
+class PlanDoesNotFitError(BwError):
+    """The launch needs more GPU memory than there is."""
+
+    exit_code = 50
+
+
+class PlanRefusedError(BwError):
+    """A rule, or the engine's own resolution, refuses the launch."""
+
+    exit_code = 51
+
+
+class PlanInputError(BwError):
+    """The launch contradicts the machine, or no configuration of a model is at hand."""
+
+    exit_code = 52
+
+
+class UnknownModelError(PlanInputError):
+    """No configuration of a model is at hand: neither on this disk nor in a recipe."""
+
+
+class ResolverError(BwError):
+    """The engine's argument resolution did not give an answer."""
+
+    exit_code = 53
+
+
+class OtherEngineError(BwError):
+    """The recipe is for another release of the engine."""
+
+    exit_code = 54
+
+
+class UnknownBoardError(BwError):
+    """Nobody knows a GPU of that name, or the number of GPUs makes no sense."""
+
+    exit_code = 55
+
+
+class CheckpointError(BwError):
+    """A model's configuration or the headers of its weights cannot be read, are cut off, or contradict each other."""
+
+    exit_code = 56
+
+
+class ReplayError(BwError):
+    """A CSV for ``plan --replay`` cannot be read, or has none of the known column forms."""
+
+    exit_code = 57
+
+
+class SpeculationInputError(BwError):
+    """Measurements given to judge speculation are malformed or impossible."""
+
+    exit_code = 58
+
+
+class DoctorError(BwError):
+    """A finding of the host's examination keeps a server from working."""
+
+    exit_code = 60
+
+
+class DoctorWarningError(BwError):
+    """A finding of the host's examination is a warning, and warnings were to count."""
+
+    exit_code = 61
+
+
+class GpuSelectionError(BwError):
+    """A GPU that was asked for is not here, or there are fewer than the launch needs."""
+
+    exit_code = 62
+
+
+class GpuBusyError(BwError):
+    """Another process holds the memory that the launch needs."""
+
+    exit_code = 63
+
+
+class FetchError(BwError):
+    """Weights cannot be fetched: the hub cannot be reached or refuses, or the disk is too small."""
+
+    exit_code = 64
+
+
+class ToolchainError(BwError):
+    """The driver is too old, or what the first start compiles with is missing."""
+
+    exit_code = 65

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from scripts.pages import PATCHES, patch_page, patches_mark, readme
+from scripts.pages import DOCTOR, PATCHES, doctor_page, patch_page, patches_mark, readme
 from sglang_bw import errors
 from sglang_bw.cli import cli
 from sglang_bw.fork.series import bases
@@ -22,6 +22,12 @@ def test_patch_page_is_generated_from_the_headers() -> None:
     page = PATCHES.read_text(encoding="utf-8")
     assert patch_page(page) == page, "run `python scripts/pages.py`"
     assert [base for base in bases(SERIES) if f"<!-- {patches_mark(base)} -->" not in page] == []
+
+
+def test_doctor_page_lists_the_variables() -> None:
+    page = DOCTOR.read_text(encoding="utf-8")
+    assert doctor_page(page) == page, "run `python -m scripts.pages`"
+    assert "| `NCCL_P2P_LEVEL` | " in page
 
 
 def test_install_lines_ask_for_the_full_version() -> None:

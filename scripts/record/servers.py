@@ -104,24 +104,24 @@ def speed_flags(scratch: Path, device: str, shape: str) -> Record:
 def start_engine(name: str, tree: Path, flags: Record, scratch: Path) -> Server:
     """Start an engine with a simulated accept length."""
     tokens = [word for key, value in flags.items() for word in (f"--{key}", *([] if value is None else [str(value)]))]
-    port, log = _free_port(), scratch / f"{name}.log"
+    port, log = free_port(), scratch / f"{name}.log"
     command = [sys.executable, "-P", "-m", "sglang.launch_server", *tokens, "--port", str(port)]
     environ = dict(os.environ) | {"PYTHONPATH": str(tree), "SGLANG_SIMULATE_ACC_LEN": str(ACCEPT_LENGTH)}
     if flags["device"] == "cpu":
         environ["SGLANG_USE_CPU_ENGINE"] = "1"
-    return Server(name, _spawn(command, environ, log, log), port, log, time.monotonic())
+    return Server(name, spawn(command, environ, log, log), port, log, time.monotonic())
 
 
 def start_serve(name: str, options: list[str], engine_flags: list[str], scratch: Path) -> Server:
     """Start `sglang-bw serve tiny`."""
-    port, log, events = _free_port(), scratch / f"{name}.log", scratch / f"{name}.events"
+    port, log, events = free_port(), scratch / f"{name}.log", scratch / f"{name}.events"
     log.write_text("")
     command = [
         *(sys.executable, "-m", "sglang_bw", "serve", "tiny", "--json", "--port", str(port), "--log", str(log)),
         *options,
         *("--", *engine_flags, "--decode-log-interval", "4"),
     ]
-    process = _spawn(command, dict(os.environ), events, scratch / f"{name}.err")
+    process = spawn(command, dict(os.environ), events, scratch / f"{name}.err")
     return Server(name, process, port, log, time.monotonic(), events)
 
 
@@ -145,7 +145,7 @@ def accept_length(answers: list[Answer]) -> float:
     return 1 + sum(answer["meta_info"].get("spec_num_correct_drafts", 0) for answer in answers) / max(rounds, 1)
 
 
-def _spawn(command: list[str], environ: dict[str, str], out: Path, err: Path) -> subprocess.Popen[bytes]:
+def spawn(command: list[str], environ: dict[str, str], out: Path, err: Path) -> subprocess.Popen[bytes]:
     environ.pop("PYTHONDONTWRITEBYTECODE", None)
     # Appending, so that both may name one file.
     with out.open("ab") as out_file, err.open("ab") as err_file:
@@ -154,7 +154,7 @@ def _spawn(command: list[str], environ: dict[str, str], out: Path, err: Path) ->
         )
 
 
-def _free_port() -> int:
+def free_port() -> int:
     while True:
         port = 20000 + secrets.randbelow(10000)  # below those that the system hands out by itself
         with socket.socket() as probe, contextlib.suppress(OSError):

@@ -33,7 +33,8 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
             "sglang_bw.cli.launch:serve",
             "Start the patched engine with EAGLE-3 and show its URL when it answers.",
         ),
-        "recipes": ("sglang_bw.cli.launch:recipes", "List, show and check recipes."),
+        "recipes": ("sglang_bw.cli.recipes:recipes", "List, show, check and write recipes."),
+        "plan": ("sglang_bw.cli.plan:plan", "What will not fit, not run or not pay, before anything is loaded."),
         "doctor": ("sglang_bw.cli.host:doctor", "Find out what will not run, before anything is loaded."),
     },
 }

@@ -8,11 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 from rich.markup import escape
 
+from sglang_bw.cli import findings
 from sglang_bw.cli.console import err, out, print_json
+from sglang_bw.host import nvml
 from sglang_bw.host.arch import ARCHS
+from sglang_bw.host.doctor import examine
 from sglang_bw.host.kernels import PARTS, check
+from sglang_bw.host.system import System
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,9 +28,33 @@ _HEADER = ("", "kernel", "tile", "warps", "stages", "shared", "registers", "loca
 _NUMBERS = range(3, 8)
 
 
-@click.group(short_help="Find out what will not run, before anything is loaded.")
-def doctor() -> None:
-    """Find out what will not run, before anything is loaded."""
+@click.group(invoke_without_command=True, short_help="Find out what will not run, before anything is loaded.")
+@click.option("--python", type=click.Path(path_type=Path), help="Interpreter of the environment with the engine.")
+@click.option("--gpus", default="", metavar="0-3", help="Look at these only: numbers, ranges, UUIDs.")
+@click.option("--no-load", is_flag=True, help="Copy nothing to idle GPUs: their PCIe links are then seen asleep.")
+@click.option("--strict", is_flag=True, help="Exit code 61 when there are warnings.")
+@click.option("--json", "as_json", is_flag=True, help="JSON on standard output, with the facts behind the findings.")
+@click.pass_context
+def doctor(ctx: click.Context, python: Path | None, gpus: str, no_load: bool, strict: bool, as_json: bool) -> None:
+    """Examine engine, driver, GPUs, bus and host for what a server needs.
+
+    Each finding is ok, warn, fail or not seen, with what it costs and how to fix it. Changes nothing; needs neither
+    a GPU nor root, and says what it could not see. Exit code 60 when a finding fails.
+    """
+    if ctx.invoked_subcommand:
+        given = [name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+        if given:
+            what = ctx.invoked_subcommand
+            raise click.UsageError(f"options of `doctor` do not go with `{what}`: its own stand behind it.", ctx=ctx)
+        return
+    with _progress("looking at this host") as tell:
+        diagnosis = examine(System(), nvml.load(), python=python, gpus=gpus, load=not no_load, tell=tell)
+    if as_json:
+        print_json(diagnosis.as_json())
+    else:
+        findings.show(diagnosis)
+    if error := diagnosis.error(strict=strict):
+        raise error
 
 
 @doctor.command(short_help="Compile the engine's Triton kernels for a GPU that need not be there.")
@@ -48,7 +77,7 @@ def kernels(
     with what a block may use there. Ends with exit code 36 when a kernel needs more, does not compile, or could not
     be checked.
     """
-    with _progress() as tell:
+    with _progress("starting the engine's interpreter") as tell:
         report = check(ARCHS[arch], python, tree, board=board, parts=parts or PARTS, tell=tell)
     if as_json:
         print_json(report.as_json())
@@ -59,11 +88,11 @@ def kernels(
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
+def _progress(first: str) -> Iterator[Callable[[str], None]]:
     if not err.is_terminal:
         yield lambda _line: None
         return
-    with err.status("starting the engine's interpreter") as status:
+    with err.status(first) as status:
         yield lambda line: status.update(f"[dim]{escape(line)}[/dim]")
 
 

@@ -1,8 +1,9 @@
-"""``serve`` and ``recipes``."""
+"""``serve``."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,21 +11,24 @@ from typing import Any
 import click
 import httpx
 
+from sglang_bw.cli import host_checks, planning, refusals
 from sglang_bw.cli.console import err, out, print_json
+from sglang_bw.cli.refusals import Launch
 from sglang_bw.cli.startup_line import StartupLine, spent
-from sglang_bw.errors import EngineOutputError, RecipeError, UnknownRecipeError
+from sglang_bw.errors import EngineOutputError
 from sglang_bw.launch import command as commands
 from sglang_bw.launch import device as devices
 from sglang_bw.launch import engine as engines
 from sglang_bw.launch import port as ports
-from sglang_bw.launch import selection, server, warmup, weights
+from sglang_bw.launch import preflight, selection, server, warmup, weights
 from sglang_bw.launch.command import Command
 from sglang_bw.launch.engine import Engine
 from sglang_bw.launch.process import SignalRelay, shell_code
 from sglang_bw.launch.server import Server
-from sglang_bw.recipes import flags, lookup
+from sglang_bw.plan.speculation import Cell
+from sglang_bw.recipes import flags
 from sglang_bw.recipes.flags import Flags
-from sglang_bw.recipes.schema import DEVICES, Device, Recipe
+from sglang_bw.recipes.schema import DEVICES, Device, Hardware, Recipe
 
 
 class _ServeCommand(click.Command):
@@ -58,6 +62,10 @@ def _not_empty(_ctx: click.Context, _param: click.Parameter, value: str | None) 
 @click.option("--device", type=click.Choice(["auto", *DEVICES]), default="auto", show_default=True)
 @click.option("--host", default=commands.DEFAULT_HOST, show_default=True)
 @click.option("--port", type=click.IntRange(1, 65535), default=commands.DEFAULT_PORT, show_default=True)
+@click.option(
+    "--gpus", metavar="0-3", callback=_not_empty, help="Use these only: numbers as in nvidia-smi, ranges, UUIDs."
+)
+@click.option("--force", "--yes", "force", is_flag=True, help="Go on where the plan, or a check of this host, refuses.")
 @click.option("--dry-run", is_flag=True, help="Print the `sglang serve` line and its environment, start nothing.")
 @click.option("--allow-stock", is_flag=True, help="Start an engine that is stock or edited.")
 @click.option("--log", type=click.Path(dir_okay=False, path_type=Path), help="Where the engine's log goes.")
@@ -80,6 +88,8 @@ def serve(
     device: str,
     host: str,
     port: int,
+    gpus: str | None,
+    force: bool,
     dry_run: bool,
     allow_stock: bool,
     log: Path | None,
@@ -105,15 +115,28 @@ def serve(
     engine = engines.find(python, engine_tree)
     chosen = _device(device, extra, engine)
     environ = engine.environment()
-    command = commands.build(recipe, chosen, environ, host=host, port=port, speculate=not no_spec, extra=extra)
+    here = host_checks.gpus(chosen, gpus, look=not dry_run)
+    machine = planning.machine(recipe, chosen, here, gpus)
+    version = engine.installation.version
+    command = commands.build(
+        recipe, machine, environ, host=host, port=port, speculate=not no_spec, extra=extra, version=version
+    )
+    if gpus:
+        command = replace(command, env={**command.env, **preflight.visible(gpus, here)})
     if dry_run:
         _print_dry_run(command, engine, as_json=as_json)
         return 0
-    note = engine.check(recipe, allow_stock=allow_stock)
+    note = engine.check(recipe, allow_stock=allow_stock, force=force)
     weights.check_command(command)
     ports.check_free(command.host, command.port)
+    planned = refusals.check(Launch(recipe, command, engine, planning.seen(here, gpus)), force=force)
+    may_leave_out = recipe.baseline_where_it_loses and not (no_spec or flags.has(extra, "speculative-algorithm"))
+    if may_leave_out and (cell := refusals.loses(planned, recipe)):
+        command = _baseline(recipe, command, machine, environ, extra, version)
+        _say_baseline(cell)
 
     console = _Console(as_json=as_json)
+    host_checks.check(command, here, engine, environ, force=force)
     log_path = (log or server.default_log(recipe.id, command.port)).absolute()
     console.begin(recipe, command, engine, log_path, note)
     full_environ = devices.environment(chosen, {**environ, **command.env})
@@ -127,6 +150,26 @@ def serve(
         code = running.process.wait() or 0
     console.end(running, code)
     return shell_code(code)
+
+
+def _baseline(
+    recipe: Recipe, command: Command, machine: Hardware, environ: Mapping[str, str], extra: Flags, version: str
+) -> Command:
+    """Return the same launch without speculation."""
+    plain = commands.build(
+        recipe, machine, environ, host=command.host, port=command.port, speculate=False, extra=extra, version=version
+    )
+    return replace(plain, env={**plain.env, **command.env})
+
+
+def _say_baseline(cell: Cell) -> None:
+    if cell.speedup and cell.break_even:
+        err.print(
+            f"speculation is left out: at {cell.context:,} tokens and {cell.concurrency} at once it would give "
+            f"{cell.speedup.mid:.2f} of the plain speed (accept length {cell.accept_length.mid:.2f}, "
+            f"{cell.break_even.mid:.2f} needed); `-- --speculative-algorithm EAGLE3` keeps it",
+            markup=False,
+        )
 
 
 def _parse(tokens: tuple[str, ...]) -> Flags:
@@ -242,53 +285,3 @@ class _Console:
     @staticmethod
     def _line(**fields: Any) -> None:
         click.echo(json.dumps(fields))
-
-
-@click.group(short_help="List, show and check recipes.")
-def recipes() -> None:
-    """Recipes: one model with its draft, flags and environment, tied to engine versions."""
-
-
-@recipes.command("list")
-@click.option("--json", "as_json", is_flag=True)
-def list_recipes(as_json: bool) -> None:
-    """List the bundled recipes."""
-    found = [lookup.find(name) for name in lookup.catalogue()]
-    if as_json:
-        print_json([recipe.model_dump(mode="json") for recipe in found])
-        return
-    width = max(len(recipe.id) for recipe in found)
-    for recipe in found:
-        out.print(f"{recipe.id:{width}}  {recipe.title}  (sglang {recipe.engine.sglang or 'any'})", markup=False)
-
-
-@recipes.command("show")
-@click.argument("name")
-@click.option("--json", "as_json", is_flag=True)
-def show_recipe(name: str, as_json: bool) -> None:
-    """Print a recipe, as it is written; with --json, as it is understood."""
-    recipe = lookup.find(name)
-    if as_json:
-        print_json(recipe.model_dump(mode="json"))
-        return
-    click.echo(lookup.catalogue().get(name, Path(name)).read_text(encoding="utf-8"), nl=False)
-
-
-@recipes.command("check")
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
-def check_recipes(files: tuple[Path, ...]) -> None:
-    """Check recipe files; all findings of all files are printed.
-
-    Exit code 31: a file breaks the schema. 30: none does, but one cannot be read.
-    """
-    broken: list[RecipeError | UnknownRecipeError] = []
-    for file in files:
-        try:
-            recipe = lookup.read(file)
-        except (RecipeError, UnknownRecipeError) as error:
-            broken.append(error)
-        else:
-            out.print(f"{file}: ok ({recipe.id})", markup=False)
-    if broken:
-        first = next((error for error in broken if isinstance(error, RecipeError)), broken[0])
-        raise type(first)("\n".join(error.message for error in broken), hint=first.hint)

@@ -49,3 +49,14 @@ ARCHS = {
         Arch("sm121", (12, 1), _SMALL, 48, 119 * _GIB),
     )
 }
+
+
+def capability(name: str) -> tuple[int, int]:
+    """Return the compute capability of ``sm120`` or ``sm90``.
+
+    :raises ValueError: not the name of an architecture.
+    """
+    digits = name.removeprefix("sm")
+    if not (name.startswith("sm") and digits.isdigit() and len(digits) in (2, 3)):
+        raise ValueError(f"{name!r} is no architecture such as sm120")
+    return int(digits[:-1]), int(digits[-1])

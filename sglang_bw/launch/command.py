@@ -11,9 +11,9 @@ from pathlib import Path
 
 from sglang_bw.errors import RecipeError
 from sglang_bw.launch import device as devices
-from sglang_bw.recipes import flags
+from sglang_bw.recipes import flags, releases
 from sglang_bw.recipes.flags import Flag, Flags
-from sglang_bw.recipes.schema import Device, Recipe, Speculation, Weights
+from sglang_bw.recipes.schema import Device, Draft, Hardware, Recipe, Speculation, Weights
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 30000
@@ -91,23 +91,27 @@ class Command:
 
 def build(
     recipe: Recipe,
-    device: Device,
+    machine: Hardware,
     environ: Mapping[str, str],
     *,
     host: str = DEFAULT_HOST,
     port: int = DEFAULT_PORT,
     speculate: bool = True,
     extra: Flags = (),
+    version: str = "",
 ) -> Command:
     """Put a recipe and the user's wishes together.
 
+    :param machine: where it will run; overrides of the recipe go by it.
     :param environ: the user's environment: a variable set there wins over the recipe's.
     :param speculate: false for the baseline: the same recipe without draft and speculation.
     :param extra: the user's own engine flags; they win over everything.
+    :param version: of the engine; graphs and memory take the flag names of that release.
     :raises RecipeError: ``extra`` sets a port that is no number.
     """
-    args, env = recipe.for_device(device)
-    spec = _speculation(recipe.spec, recipe.draft) if speculate and recipe.spec and recipe.draft else ()
+    device = machine.device
+    launch = recipe.on(machine)
+    spec = _speculation(launch.spec, recipe.draft) if speculate and launch.spec and recipe.draft else ()
     base = (
         Flag("model-path", (location(recipe.target),)),
         *_revision("revision", recipe.target),
@@ -115,13 +119,13 @@ def build(
         Flag("device", (device,)),
         Flag("host", (host,)),
         Flag("port", (str(port),)),
-        *flags.from_mapping(args),
+        *_spelled(flags.from_mapping(launch.args), version),
     )
     merged = flags.merge(base, extra)
     number = flags.value(merged, "port") or ""
     if not (number.isascii() and number.isdigit()):
         raise RecipeError(f"--port needs a number, not {number!r}", hint="Behind '--' as before it: --port 30000.")
-    chosen = {name: environ.get(name, value) for name, value in env.items()}
+    chosen = {name: environ.get(name, value) for name, value in launch.env.items()}
     return Command(merged, devices.environment(device, chosen), device)
 
 
@@ -142,10 +146,22 @@ def _revision(name: str, weights: Weights) -> Flags:
     return (Flag(name, (weights.revision,)),) if weights.revision else ()
 
 
-def _speculation(spec: Speculation, draft: Weights) -> Flags:
+def _spelled(args: Flags, version: str) -> Flags:
+    """Give the sizes of the graphs the names that the release has; all else stays as the recipe says it."""
+    if not version:
+        return args
+    spelled: list[Flag] = []
+    for flag in args:
+        is_graph = flag.name.startswith("cuda-graph-")
+        spelled += releases.translate(flag, None, version).flags or (flag,) if is_graph else (flag,)
+    return tuple(spelled)
+
+
+def _speculation(spec: Speculation, draft: Draft) -> Flags:
+    place = (Flag("speculative-draft-model-path", (location(draft),)),) if draft.separate else ()
     return (
         Flag("speculative-algorithm", (spec.algorithm,)),
-        Flag("speculative-draft-model-path", (location(draft),)),
+        *place,
         *_revision("speculative-draft-model-revision", draft),
         Flag("speculative-num-steps", (str(spec.steps),)),
         Flag("speculative-eagle-topk", (str(spec.topk),)),

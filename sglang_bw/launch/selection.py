@@ -8,7 +8,7 @@ from pathlib import Path
 from sglang_bw.errors import ModelFilesError, RecipeError
 from sglang_bw.launch import weights
 from sglang_bw.recipes import lookup
-from sglang_bw.recipes.schema import Recipe, Speculation, Weights
+from sglang_bw.recipes.schema import Draft, Recipe, Speculation, Weights
 
 # owner/name on the hub. A name without owner is refused: it is more often a mistyped recipe.
 _MODEL_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -33,7 +33,7 @@ def select(name: str, *, model: str | None = None, draft: str | None = None) -> 
                 f"the recipe {recipe.id} has no spec, so it cannot use a draft",
                 hint="Add one to a copy of the recipe: 'spec: {steps: 3, topk: 1, draft_tokens: 4}'.",
             )
-        changes = {"target": _weights(model), "draft": _weights(draft)}
+        changes = {"target": _weights(model), "draft": _draft(draft)}
         return recipe.model_copy(update={part: value for part, value in changes.items() if value is not None})
     target = _weights(model or name) if is_model(name) else None
     if target is None:
@@ -41,7 +41,7 @@ def select(name: str, *, model: str | None = None, draft: str | None = None) -> 
     return Recipe(
         id=_slug(name),
         target=target,
-        draft=_weights(draft),
+        draft=_draft(draft),
         spec=Speculation() if draft else None,
     )
 
@@ -67,6 +67,11 @@ def _weights(name: str | None) -> Weights | None:
         # A first part that is a directory here means a path, and loading would go looking for it on the hub.
         raise ModelFilesError(f"there is no directory {name}", hint="Check the path; a model id is owner/name.")
     return Weights(id=name)
+
+
+def _draft(name: str | None) -> Draft | None:
+    weights = _weights(name)
+    return Draft(**weights.model_dump(exclude_unset=True)) if weights else None
 
 
 def _slug(name: str) -> str:

@@ -144,7 +144,9 @@ def _keys(at: KeyPath) -> list[str]:
     annotation: Any = Recipe
     for part in at:
         model = _model(annotation)
-        if get_origin(annotation) is dict:
+        if isinstance(part, int) and get_origin(annotation) is tuple:
+            annotation = get_args(annotation)[0]
+        elif get_origin(annotation) is dict:
             annotation = get_args(annotation)[1]
         elif model and part in model.model_fields:
             annotation = model.model_fields[str(part)].annotation

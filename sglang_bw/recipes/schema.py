@@ -1,98 +1,24 @@
-"""What a recipe may say: one model with its draft, tied to engine versions, with overrides per device."""
+"""What a recipe may say: one model with its draft, tied to engine versions, with overrides per hardware."""
 
 from __future__ import annotations
 
-import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
-from sglang_bw.recipes import flags
+from sglang_bw.recipes.evidence import Composition, Evidence, Failure, Workload
+from sglang_bw.recipes.hardware import DEVICES, Device, Graphs, Hardware, Memory, Override, Target
+from sglang_bw.recipes.values import Args, ArgValue, Env, Part, SpecArgs, expand
 
-Device = Literal["cpu", "cuda"]
-DEVICES: tuple[Device, ...] = ("cpu", "cuda")
+AnyPart = TypeVar("AnyPart", bound=Part)
 
-# Flags that a structured field of the recipe, or an option of `serve`, already sets.
-_OWNED = {
-    "model-path": "target",
-    "revision": "target.revision",
-    "speculative-draft-model-path": "draft",
-    "speculative-draft-model-revision": "draft.revision",
-    "speculative-algorithm": "spec.algorithm",
-    "speculative-num-steps": "spec.steps",
-    "speculative-eagle-topk": "spec.topk",
-    "speculative-num-draft-tokens": "spec.draft_tokens",
-    "device": "devices.cpu or devices.cuda, and `serve --device`",
-    "host": "`serve --host`",
-    "port": "`serve --port`",
-}
-_FLAG_NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]*")
-_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-
-ArgValue = bool | int | float | str | list[int | float | str] | None
-EnvValue = Annotated[str, BeforeValidator(lambda value: str(value) if type(value) in (int, float) else value)]
+__all__ = ["DEVICES", "Device", "Draft", "Engine", "Hardware", "Launch", "Recipe", "Speculation", "Weights", "expand"]
 
 
-def _flag_findings(args: dict[str, ArgValue]) -> list[str]:
-    findings = []
-    for name in args:
-        if not _FLAG_NAME.fullmatch(name):
-            findings.append(f"{name!r} is not a flag name: write it without leading dashes, words joined by '-'")
-        elif owner := _OWNED.get(flags.Flag(name).key):
-            findings.append(f"{name!r} is set by {owner}")
-    return findings
-
-
-def _spec_args(args: dict[str, ArgValue]) -> dict[str, ArgValue]:
-    return _all_or_raise(args, _flag_findings(args))
-
-
-def _plain_args(args: dict[str, ArgValue]) -> dict[str, ArgValue]:
-    findings = _flag_findings(args)
-    findings += [
-        f"{name!r} belongs into spec.args, which the baseline leaves out"
-        for name in args
-        if name.startswith("speculative-") and flags.Flag(name).key not in _OWNED
-    ]
-    return _all_or_raise(args, findings)
-
-
-def _all_or_raise(args: dict[str, ArgValue], findings: list[str]) -> dict[str, ArgValue]:
-    if findings:
-        raise ValueError("\n".join(findings))
-    return args
-
-
-def _env_names(env: dict[str, str]) -> dict[str, str]:
-    for name in env:
-        if not _ENV_NAME.fullmatch(name):
-            raise ValueError(f"{name!r} is not the name of an environment variable")
-    return env
-
-
-def expand(path: Path) -> Path:
-    """Return a path with ``~`` and ``~user`` replaced.
-
-    :raises ValueError: there is no such user, or no home directory.
-    """
-    try:
-        return path.expanduser()
-    except RuntimeError as error:
-        raise ValueError(f"there is no home directory {path.parts[0]}") from error
-
-
-Args = Annotated[dict[str, ArgValue], AfterValidator(_plain_args)]
-SpecArgs = Annotated[dict[str, ArgValue], AfterValidator(_spec_args)]
-Env = Annotated[dict[str, EnvValue], AfterValidator(_env_names)]
-
-
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Engine(_Part):
+class Engine(Part):
     """The engine releases that the recipe was written for."""
 
     sglang: str = Field(default="", description="PEP 440 specifier, for example '>=0.5.23,<0.5.24'; empty: any.")
@@ -111,8 +37,8 @@ class Engine(_Part):
         return SpecifierSet(self.sglang).contains(version, prereleases=True)
 
 
-class Weights(_Part):
-    """Where a model comes from: exactly one of the three.
+class Weights(Part):
+    """Where a model comes from: exactly one of id, path and bundled.
 
     In YAML a plain string is short for ``path`` when it begins with ``/``, ``./``, ``../`` or ``~``, else for ``id``.
     """
@@ -123,6 +49,10 @@ class Weights(_Part):
     )
     bundled: str | None = Field(default=None, description="Directory below sglang_bw/models.")
     revision: str | None = Field(default=None, description="Branch, tag or commit of `id`.")
+    not_pinned: str = Field(default="", description="Why `revision` is empty.")
+    config: str | None = Field(
+        default=None, description="Configuration facts below sglang_bw/recipes/models, used where config.json is not."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -134,17 +64,34 @@ class Weights(_Part):
     @model_validator(mode="after")
     def _exactly_one(self) -> Weights:
         given = [name for name in ("id", "path", "bundled") if getattr(self, name) is not None]
-        if len(given) != 1:
+        if len(given) != 1 and not (self._inside_target() and not given):
             raise ValueError(f"needs exactly one of id, path and bundled, has {' and '.join(given) or 'none'}")
         if self.revision is not None and self.id is None:
             raise ValueError("revision goes with id only")
         return self
 
+    def _inside_target(self) -> bool:
+        return False
 
-class Speculation(_Part):
+
+class Draft(Weights):
+    """The draft. ``mtp``: the layers that the target's own checkpoint brings, so there is no place to give."""
+
+    kind: Literal["mla", "mha", "mtp"] | None = Field(default=None, description="Its attention, or mtp.")
+
+    def _inside_target(self) -> bool:
+        return self.kind == "mtp"
+
+    @property
+    def separate(self) -> bool:
+        """Whether it is a checkpoint of its own."""
+        return any(getattr(self, name) is not None for name in ("id", "path", "bundled"))
+
+
+class Speculation(Part):
     """How many tokens are drafted and verified in a round."""
 
-    algorithm: Literal["EAGLE3", "EAGLE", "STANDALONE"] = "EAGLE3"
+    algorithm: Literal["EAGLE3", "EAGLE", "NEXTN", "STANDALONE"] = "EAGLE3"
     steps: int = Field(default=3, ge=1, description="Draft steps in a round: the depth of the tree.")
     topk: int = Field(default=1, ge=1, description="Branches of a draft step; 1 is a chain.")
     draft_tokens: int = Field(default=4, ge=2, description="Tokens that one verify pass sees, the root included.")
@@ -160,14 +107,7 @@ class Speculation(_Part):
         return self
 
 
-class DeviceOverride(_Part):
-    """What is different on one kind of device; ``null`` takes away what the recipe sets for all."""
-
-    args: Args = Field(default_factory=dict)
-    env: Env = Field(default_factory=dict)
-
-
-class Warmup(_Part):
+class Warmup(Part):
     """What `serve` asks right after the start."""
 
     format: Literal["chat", "text"] = Field(default="chat", description="Chat template, or the bare prompt.")
@@ -182,7 +122,21 @@ class Warmup(_Part):
     max_new_tokens: int = Field(default=64, ge=16, le=1024)
 
 
-class Recipe(_Part):
+@dataclass(frozen=True)
+class Launch:
+    """A recipe on one machine, its overrides applied.
+
+    :ivar args: engine flags without dashes, graphs and memory included, in the spelling of the newest release.
+    """
+
+    args: dict[str, ArgValue]
+    env: dict[str, str]
+    spec: Speculation | None
+    graphs: Graphs
+    memory: Memory
+
+
+class Recipe(Part):
     """One way to serve one model.
 
     :ivar args: engine flags without dashes; ``true`` is a switch, a list several values.
@@ -192,23 +146,73 @@ class Recipe(_Part):
     id: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")
     title: str = ""
     engine: Engine = Field(default_factory=Engine)
+    hardware: Target = Field(default_factory=Target)
     target: Weights
-    draft: Weights | None = None
+    draft: Draft | None = None
     spec: Speculation | None = None
     args: Args = Field(default_factory=dict)
     env: Env = Field(default_factory=dict)
-    devices: dict[Device, DeviceOverride] = Field(default_factory=dict)
+    graphs: Graphs = Field(default_factory=Graphs)
+    memory: Memory = Field(default_factory=Memory)
+    overrides: tuple[Override, ...] = ()
+    workloads: tuple[Workload, ...] = ()
+    composition: Composition = Field(default_factory=Composition)
+    evidence: tuple[Evidence, ...] = ()
+    known_failures: tuple[Failure, ...] = ()
+    baseline_where_it_loses: bool = Field(
+        default=False, description="`serve` leaves speculation off where the plan says that it loses."
+    )
     warmup: Warmup = Field(default_factory=Warmup)
 
     @model_validator(mode="after")
     def _draft_with_spec(self) -> Recipe:
         if self.spec is not None and self.draft is None:
-            raise ValueError("spec needs a draft")
+            raise ValueError("spec needs a draft, or 'draft: {kind: mtp}' for the target's own MTP layers")
         if self.draft is not None and self.spec is None:
             raise ValueError("draft needs a spec, for example 'spec: {steps: 3, topk: 1, draft_tokens: 4}'")
+        if self.draft and not self.draft.separate and self.spec and self.spec.algorithm not in ("EAGLE", "NEXTN"):
+            raise ValueError("a draft of kind mtp needs spec.algorithm NEXTN or EAGLE")
+        for index, override in enumerate(self.overrides):
+            self._check_spec(index, override)
         return self
 
-    def for_device(self, device: Device) -> tuple[dict[str, ArgValue], dict[str, str]]:
-        """Return ``args`` and ``env`` with the overrides of a device."""
-        override = self.devices.get(device, DeviceOverride())
-        return {**self.args, **override.args}, {**self.env, **override.env}
+    def _check_spec(self, index: int, override: Override) -> None:
+        if override.spec and self.spec is None:
+            raise ValueError(f"overrides[{index}].spec needs a spec to change")
+        try:
+            _changed(self.spec, override)
+        except ValidationError as error:
+            told = [f"overrides[{index}].spec: {detail['msg']}" for detail in error.errors(include_url=False)]
+            raise ValueError("\n".join(told)) from None
+
+    def on(self, hardware: Hardware) -> Launch:
+        """Return what the recipe says for one machine; of overrides that meet, the last one wins."""
+        args, env, spec, graphs, memory = dict(self.args), dict(self.env), self.spec, self.graphs, self.memory
+        for override in self.overrides:
+            if override.when.holds(hardware):
+                args |= override.args
+                env |= override.env
+                spec = _changed(spec, override)
+                graphs = _over(graphs, override.graphs)
+                memory = _over(memory, override.memory)
+        structured: dict[str, ArgValue] = {
+            "mem-fraction-static": memory.fraction,
+            "kv-cache-dtype": memory.kv_dtype,
+            "cuda-graph-max-bs-decode": graphs.decode_max_bs,
+            "cuda-graph-bs-decode": list(graphs.decode_bs) or None,
+        }
+        given = {name: value for name, value in structured.items() if value is not None}
+        return Launch({**args, **given}, env, spec, graphs, memory)
+
+
+def _changed(spec: Speculation | None, override: Override) -> Speculation | None:
+    if spec is None or not override.spec:
+        return spec
+    changes: dict[str, Any] = {str(key): value for key, value in override.spec.items()}
+    if "args" in changes:
+        changes["args"] = {**spec.args, **(changes["args"] or {})}
+    return Speculation.model_validate({**spec.model_dump(), **changes})
+
+
+def _over(base: AnyPart, winning: AnyPart) -> AnyPart:
+    return base.model_copy(update={name: getattr(winning, name) for name in winning.model_fields_set})

@@ -16,6 +16,7 @@ from sglang_bw.launch import command as commands
 from sglang_bw.launch import engine as engines
 from sglang_bw.launch import selection
 from sglang_bw.recipes import flags, lookup
+from sglang_bw.recipes.hardware import Hardware
 from tests.launch.serving import write_model, write_tree
 
 CPU = {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}
@@ -139,7 +140,9 @@ def test_a_recipe_file_with_environment(tmp_path: Path, monkeypatch: pytest.Monk
 def test_secrets_are_kept_out_of_the_log(tmp_path: Path) -> None:
     recipe = tmp_path / "my.yaml"
     recipe.write_text("id: my\ntarget: owner/model\nenv: {HF_TOKEN: hush, OTHER: word}\n")
-    command = commands.build(lookup.find(str(recipe)), "cuda", {}, extra=flags.parse(["--api-key=hush", "--port=5"]))
+    command = commands.build(
+        lookup.find(str(recipe)), Hardware(device="cuda"), {}, extra=flags.parse(["--api-key=hush", "--port=5"])
+    )
     shown = command.pasteable(show_secrets=False)
     assert "hush" not in shown
     assert "OTHER=word" in shown
@@ -268,13 +271,13 @@ def test_wrong_usage(arguments: list[str], message: str) -> None:
     ],
 )
 def test_url(words: str, url: str) -> None:
-    assert commands.build(lookup.find("tiny"), "cpu", {}, extra=flags.parse(words.split())).url == url
+    assert commands.build(lookup.find("tiny"), Hardware(device="cpu"), {}, extra=flags.parse(words.split())).url == url
 
 
 @pytest.mark.parametrize("port", ["x", "²", "-1", ""])
 def test_port_that_is_no_number(port: str) -> None:
     with pytest.raises(RecipeError, match="--port needs a number"):
-        commands.build(lookup.find("tiny"), "cpu", {}, extra=flags.parse(["--port", port]))
+        commands.build(lookup.find("tiny"), Hardware(device="cpu"), {}, extra=flags.parse(["--port", port]))
 
 
 def test_a_package_in_the_working_directory_is_no_shadow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,7 +309,7 @@ def test_what_is_printed_is_printed_as_it_is(capsys: pytest.CaptureFixture[str])
 
 
 def test_what_runs_is_what_is_printed() -> None:
-    command = commands.build(lookup.find("tiny"), "cpu", {})
+    command = commands.build(lookup.find("tiny"), Hardware(device="cpu"), {})
     ran = command.argv(Path("python"))
     assert ran[:4] == ["python", "-P", "-m", "sglang.launch_server"]
     assert shlex.split(command.pasteable()) == [

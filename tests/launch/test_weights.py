@@ -14,11 +14,14 @@ from sglang_bw.errors import ModelFilesError
 from sglang_bw.launch import command as commands
 from sglang_bw.launch import weights
 from sglang_bw.recipes import flags, lookup
-from sglang_bw.recipes.schema import Weights
+from sglang_bw.recipes.hardware import Hardware
+from sglang_bw.recipes.schema import Draft, Weights
 from tests.launch.serving import write_model, write_safetensors
 
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 INDEX = "model.safetensors.index.json"
+
+CPU = Hardware(device="cpu")
 
 
 def truncate(path: Path, by: int) -> None:
@@ -123,7 +126,7 @@ def test_made_up_weights_need_no_files(model: Path) -> None:
     ],
 )
 def test_paths_that_cannot_be_looked_at(name: str, message: str) -> None:
-    command = commands.build(lookup.find("tiny"), "cpu", {}, extra=flags.parse(["--model-path", name]))
+    command = commands.build(lookup.find("tiny"), CPU, {}, extra=flags.parse(["--model-path", name]))
     with pytest.raises(ModelFilesError, match=message):
         weights.check_command(command)
 
@@ -147,19 +150,17 @@ def test_other_tokenizers(model: Path, names: list[str]) -> None:
 
 def test_a_launch_checks_both_models_where_they_are_local(model: Path, tmp_path: Path) -> None:
     recipe = lookup.find("tiny")
-    here = recipe.model_copy(update={"target": Weights(path=model), "draft": Weights(path=tmp_path / "absent")})
+    here = recipe.model_copy(update={"target": Weights(path=model), "draft": Draft(path=tmp_path / "absent")})
     with pytest.raises(ModelFilesError, match=r"the draft .*absent does not exist"):
-        weights.check_command(commands.build(here, "cpu", {}))
-    weights.check_command(commands.build(here, "cpu", {}, speculate=False))
+        weights.check_command(commands.build(here, CPU, {}))
+    weights.check_command(commands.build(here, CPU, {}, speculate=False))
     weights.check_command(
-        commands.build(here, "cpu", {}, extra=flags.parse(["--speculative-draft-model", "owner/draft"]))
+        commands.build(here, CPU, {}, extra=flags.parse(["--speculative-draft-model", "owner/draft"]))
     )
     (model / "tokenizer.json").unlink()
     with pytest.raises(ModelFilesError, match="no tokenizer"):
-        weights.check_command(commands.build(here, "cpu", {}, speculate=False))
-    weights.check_command(
-        commands.build(here, "cpu", {}, speculate=False, extra=flags.parse(["--skip-tokenizer-init"]))
-    )
+        weights.check_command(commands.build(here, CPU, {}, speculate=False))
+    weights.check_command(commands.build(here, CPU, {}, speculate=False, extra=flags.parse(["--skip-tokenizer-init"])))
 
 
 @settings(max_examples=50)

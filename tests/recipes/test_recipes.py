@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from sglang_bw.cli.launch import recipes as command
+from sglang_bw.cli.recipes import recipes as command
 from sglang_bw.errors import RecipeError, UnknownRecipeError
 from sglang_bw.recipes import lookup
-from sglang_bw.recipes.schema import Recipe
+from sglang_bw.recipes.schema import Hardware, Recipe
 
 GOOD = """\
 id: mine
@@ -18,8 +18,8 @@ draft: ./draft
 spec: {steps: 3, topk: 4, draft_tokens: 8, args: {speculative-attention-mode: decode}}
 args: {max-total-tokens: 4096, disable-radix-cache: true}
 env: {NCCL_DEBUG: WARN, SGLANG_X: 1}
-devices:
-  cuda: {args: {attention-backend: triton, disable-radix-cache: null}, env: {SGLANG_X: 2}}
+overrides:
+  - {when: {device: cuda}, args: {attention-backend: triton, disable-radix-cache: null}, env: {SGLANG_X: 2}}
 """
 
 
@@ -50,14 +50,11 @@ def test_a_recipe_file(tmp_path: Path) -> None:
     assert recipe.target.id == "owner/target"
     assert recipe.draft is not None
     assert recipe.draft.path == tmp_path / "draft"  # beside the file, not in the working directory
-    assert recipe.for_device("cpu") == (
-        {"max-total-tokens": 4096, "disable-radix-cache": True},
-        {"NCCL_DEBUG": "WARN", "SGLANG_X": "1"},
-    )
-    assert recipe.for_device("cuda") == (
-        {"max-total-tokens": 4096, "disable-radix-cache": None, "attention-backend": "triton"},
-        {"NCCL_DEBUG": "WARN", "SGLANG_X": "2"},
-    )
+    cpu, cuda = recipe.on(Hardware(device="cpu")), recipe.on(Hardware(device="cuda"))
+    assert cpu.args == {"max-total-tokens": 4096, "disable-radix-cache": True}
+    assert cpu.env == {"NCCL_DEBUG": "WARN", "SGLANG_X": "1"}
+    assert cuda.args == {"max-total-tokens": 4096, "disable-radix-cache": None, "attention-backend": "triton"}
+    assert cuda.env == {"NCCL_DEBUG": "WARN", "SGLANG_X": "2"}
 
 
 @pytest.mark.parametrize(
@@ -85,7 +82,23 @@ def test_engine_range(version: str, accepted: bool) -> None:
             id="nested",
         ),
         pytest.param(
-            "  cuda:", "  cudda:", "mine.yaml:9: unknown key 'devices.cudda'; did you mean 'devices.cuda'?", id="device"
+            "{device: cuda}",
+            "{devise: cuda}",
+            "mine.yaml:9: unknown key 'overrides[0].when.devise'; did you mean 'overrides[0].when.device'?",
+            id="condition",
+        ),
+        pytest.param("{device: cuda}", "{}", "overrides[0].when: needs a condition", id="no condition"),
+        pytest.param("{device: cuda}", "{arch: sm121x}", "overrides[0].when.arch", id="no architecture"),
+        pytest.param(
+            "env: {SGLANG_X: 2}}",
+            "spec: {topk: 1}}",
+            "mine.yaml: overrides[0].spec: Value error, a chain (topk 1) of 3 steps verifies 4",
+            id="override breaks the chain",
+        ),
+        pytest.param("max-total-tokens", "mem-fraction-static", "is set by memory.fraction", id="memory flag"),
+        pytest.param("draft: ./draft", "draft: {kind: mha}", "needs exactly one of id, path", id="draft nowhere"),
+        pytest.param(
+            "draft: ./draft", "draft: {kind: mtp}", "kind mtp needs spec.algorithm NEXTN or EAGLE", id="mtp algorithm"
         ),
         pytest.param(
             "engine:", "xyzzy:", "mine.yaml:2: unknown key 'xyzzy'; known here: id, title, engine,", id="far from any"
@@ -175,9 +188,9 @@ def test_all_findings_are_reported_in_the_order_of_the_file(tmp_path: Path) -> N
 
 
 def test_an_alias_that_is_no_loop(tmp_path: Path) -> None:
-    text = "id: mine\ntarget: o/t\ndevices: {cpu: &same {args: {a: 1}}, cuda: *same}\n"
+    text = "id: mine\ntarget: o/t\nargs: &same {a: 1}\noverrides: [{when: {gpus: 2}, args: *same}]\n"
     recipe = lookup.read(write(tmp_path, text))
-    assert recipe.for_device("cpu") == recipe.for_device("cuda") == ({"a": 1}, {})
+    assert recipe.on(Hardware()).args == recipe.on(Hardware(count=2)).args == {"a": 1}
 
 
 def test_a_path_below_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +213,7 @@ def test_missing_file(tmp_path: Path) -> None:
 
 
 def test_schema_has_no_free_keys() -> None:
-    """Free keys would let a misspelt one pass; only flags, variables and devices are maps."""
+    """Free keys would let a misspelt one pass; only flags, variables and numbers are maps."""
     schema = Recipe.model_json_schema()
     assert all(part.get("additionalProperties") is False for part in [schema, *schema["$defs"].values()])
 

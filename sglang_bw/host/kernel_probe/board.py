@@ -45,6 +45,11 @@ def put(board: Board) -> None:
     torch.version.cuda = torch.version.cuda or "13.0"
     torch.version.hip = None
     _put_triton_driver(board)
+    put_stand_ins()
+
+
+def put_stand_ins() -> None:
+    """Let packages be imported that cannot be loaded without a GPU, or are missing; in them every name exists."""
     sys.meta_path.insert(0, _StandInFinder(("sgl_kernel",)))
     sys.meta_path.append(_StandInFinder(_OPTIONAL))
 

@@ -1,0 +1,180 @@
+"""From what a user types to a question for the plan: recipe, machine, engine, command line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from sglang_bw.errors import GpuSelectionError, NotInstalledError, PlanInputError, UnknownBoardError
+from sglang_bw.fork.series import Series, newest_base, patches_root
+from sglang_bw.fork.verify import State
+from sglang_bw.host import boards, nvml
+from sglang_bw.host.boards import Board
+from sglang_bw.host.gpus import Gpus
+from sglang_bw.launch import command as commands
+from sglang_bw.launch import engine as engines
+from sglang_bw.launch import selection
+from sglang_bw.launch.engine import Engine
+from sglang_bw.plan.question import PlannedEngine, Question
+from sglang_bw.plan.resolve import EngineFiles
+from sglang_bw.recipes import releases
+from sglang_bw.recipes.flags import Flags
+from sglang_bw.recipes.hardware import Device, Hardware
+from sglang_bw.recipes.schema import Recipe
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a user typed; the options of ``plan``.
+
+    :ivar version: plan for this release of the engine instead of the installed one.
+    """
+
+    name: str
+    model: str | None = None
+    draft: str | None = None
+    gpus: str | None = None
+    fabric: str | None = None
+    context: int | None = None
+    concurrency: int | None = None
+    speculate: bool = True
+    version: str | None = None
+    python: Path | None = None
+    tree: Path | None = None
+    fetch: bool = False
+    extra: Flags = ()
+
+
+def question(wish: Wish) -> Question:
+    """Turn a wish into a question.
+
+    :raises UnknownRecipeError: no such recipe or model.
+    :raises UnknownBoardError: no such board.
+    :raises PlanInputError: it is not known for which machine, or for which engine.
+    """
+    recipe = selection.select(wish.name, model=wish.model, draft=wish.draft)
+    machine, board, notes = _machine(recipe, wish)
+    engine = _engine(wish)
+    command = commands.build(recipe, machine, {}, speculate=wish.speculate, extra=wish.extra, version=engine.version)
+    return of_command(recipe, command.flags, command.env, machine, board, engine, wish=wish, notes=notes)
+
+
+def of_command(
+    recipe: Recipe,
+    flags: Flags,
+    env: Mapping[str, str],
+    machine: Hardware,
+    board: Board,
+    engine: PlannedEngine,
+    *,
+    wish: Wish,
+    notes: tuple[str, ...] = (),
+) -> Question:
+    """Return the question about a command line that is already put together."""
+    return Question(
+        recipe=recipe,
+        flags=flags,
+        env=env,
+        machine=machine,
+        board=board,
+        engine=engine,
+        context=wish.context,
+        concurrency=wish.concurrency,
+        fetch=wish.fetch,
+        notes=notes,
+    )
+
+
+def planned(engine: Engine) -> PlannedEngine:
+    """Return what a plan needs of an installed engine."""
+    there = engine.installation
+    files = None
+    if there.location:
+        files = EngineFiles(engine.python, there.location, there.version, engine.tree)
+    return PlannedEngine(there.version, _topics(patch.file for patch in there.patches), files)
+
+
+def _machine(recipe: Recipe, wish: Wish) -> tuple[Hardware, Board, tuple[str, ...]]:
+    if wish.gpus is not None:
+        count, board = boards.parse_gpus(wish.gpus)
+        return _hardware(board, count, wish.fabric), board, ()
+    if recipe.hardware.board:
+        board = boards.find(recipe.hardware.board[0])
+        count = recipe.hardware.gpus[0] if recipe.hardware.gpus else 1
+        note = f"for {count}x {board.name}, the recipe's machine; --gpus plans for another"
+        return _hardware(board, count, wish.fabric), board, (note,)
+    if found := seen(nvml.read(nvml.load())):
+        machine, board = found
+        return machine, board, (f"for {machine.count}x {board.name}, the GPUs of this machine",)
+    raise PlanInputError(
+        f"it is not known for which GPUs to plan {recipe.id}: there is none here, and no recipe names any",
+        hint="Name them: --gpus 8x'RTX PRO 6000'.",
+    )
+
+
+def machine(recipe: Recipe, device: Device, here: Gpus | None, wanted: str | None = None) -> Hardware:
+    """Return the machine that a launch is for: the GPUs of this one, or, where none are seen, the recipe's.
+
+    :param here: the GPUs of this machine; ``None`` when nobody looked.
+    :param wanted: which of them, as in ``0-3``.
+    """
+    if device == "cpu":
+        return Hardware(device="cpu")
+    if found := seen(here, wanted):
+        return found[0]
+    boards_of_recipe = recipe.hardware.board
+    if not boards_of_recipe:
+        return Hardware(device="cuda")
+    count = recipe.hardware.gpus[0] if recipe.hardware.gpus else 1
+    return _hardware(boards.find(boards_of_recipe[0]), count)
+
+
+def seen(here: Gpus | None, wanted: str | None = None) -> tuple[Hardware, Board] | None:
+    """Return the GPUs of this machine as a plan takes them; ``None`` when there are none, or only parts of some."""
+    if here is None or not here.boards:
+        return None
+    try:
+        chosen = here.only(wanted).boards if wanted else here.boards
+    except GpuSelectionError:
+        return None
+    first = chosen[0]
+    try:
+        board = boards.find(first.name)
+    except UnknownBoardError:
+        memory = (first.memory or 0) >> 20
+        board = Board(first.name, first.arch, memory, source="the driver")
+    fabric = "nvlink" if all(gpu.nvlinks for gpu in chosen) else "pcie"
+    return _hardware(board, len(chosen), fabric), board
+
+
+def _hardware(board: Board, count: int, fabric: str | None = None) -> Hardware:
+    return Hardware("cuda", board.arch, board.name, (fabric or board.fabric) if count > 1 else "", count)
+
+
+def _engine(wish: Wish) -> PlannedEngine:
+    if wish.version is None:
+        try:
+            installed = engines.find(wish.python, wish.tree)
+        except NotInstalledError:
+            installed = None
+        if installed and installed.installation.state is not State.ABSENT:
+            return planned(installed)
+        return _of_series()
+    try:
+        releases.known(wish.version)
+    except ValueError as error:
+        raise PlanInputError(str(error), hint="Write for example --engine 0.5.9.") from error
+    series = _of_series()
+    return series if wish.version == series.version else PlannedEngine(wish.version)
+
+
+def _of_series() -> PlannedEngine:
+    """Return the engine that ``install`` would put there."""
+    root = patches_root()
+    series = Series.load(root, newest_base(root))
+    return PlannedEngine(series.pins.full_version, _topics(path.name for path in series.files))
+
+
+def _topics(names: Iterable[str]) -> frozenset[str]:
+    return frozenset(name.removesuffix(".patch")[5:] for name in names)

@@ -1,0 +1,106 @@
+"""The part of `serve` that holds a launch against its plan, in under two seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sglang_bw.cli import planning
+from sglang_bw.cli.console import err
+from sglang_bw.cli.planning import Wish
+from sglang_bw.errors import PlanRefusedError, UnknownModelError
+from sglang_bw.host.boards import Board
+from sglang_bw.launch.command import Command
+from sglang_bw.launch.engine import Engine
+from sglang_bw.plan import plan as plans
+from sglang_bw.plan.plan import Plan
+from sglang_bw.plan.speculation import Cell, Verdict
+from sglang_bw.recipes import releases
+from sglang_bw.recipes.hardware import Hardware
+from sglang_bw.recipes.schema import Recipe
+
+_MANY = 3
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A launch as `serve` has put it together.
+
+    :ivar seen: the GPUs of this machine; ``None`` on a CPU, and when they could not be looked at.
+    """
+
+    recipe: Recipe
+    command: Command
+    engine: Engine
+    seen: tuple[Hardware, Board] | None
+
+
+def check(launch: Launch, *, force: bool) -> Plan | None:
+    """Refuse what will not run or not fit; warnings and what could not be planned are printed.
+
+    :return: the plan; ``None`` without GPUs, or when nothing is known of the model.
+    :raises PlanRefusedError: a rule, or the engine when it was asked before, says that it will not run.
+    :raises PlanDoesNotFitError: the memory of the GPUs is too small.
+    """
+    if launch.seen is None:
+        _check_flags(launch, force=force)
+        return None
+    machine, board = launch.seen
+    question = planning.of_command(
+        launch.recipe,
+        launch.command.flags,
+        launch.command.env,
+        machine,
+        board,
+        planning.planned(launch.engine),
+        wish=Wish(launch.recipe.id),
+    )
+    try:
+        made = plans.make(question, ask="cached", force=True)
+    except UnknownModelError as error:
+        _check_flags(launch, force=force)
+        err.print(f"note: not planned: {error.message}", style="yellow", markup=False)
+        return None
+    _tell(made)
+    if problem := made.error():
+        if not force:
+            problem.hint = f"`sglang-bw plan {launch.recipe.id}` shows it all; --force goes on all the same."
+            raise problem
+        err.print(f"warning: {problem.message} (--force)", style="yellow", markup=False)
+    return made
+
+
+def loses(made: Plan | None, recipe: Recipe) -> Cell | None:
+    """Return the cell in which the recipe's first workload loses by speculation, ``None`` when it does not."""
+    if made is None or made.pays is None or not recipe.workloads:
+        return None
+    first = recipe.workloads[0]
+    cell = made.pays.at(first.context, first.concurrency)
+    return cell if cell and cell.verdict is Verdict.LOSES else None
+
+
+def _tell(made: Plan) -> None:
+    warnings = [f"{finding.rule}: {finding.reason}" for finding in made.findings if finding.severity == "warning"]
+    warnings += [found.reason for found in made.translations if not found.breaks]
+    warnings += list(made.misfits)
+    if made.ledger.verdict == "tight":
+        warnings += made.ledger.reasons
+    for text in warnings[:_MANY]:
+        err.print(f"warning: {text}", style="yellow", markup=False)
+    if len(warnings) > _MANY:
+        rest = len(warnings) - _MANY
+        err.print(f"and {rest} more: `sglang-bw plan {made.question.recipe.id}`", style="yellow", markup=False)
+
+
+def _check_flags(launch: Launch, *, force: bool) -> None:
+    """Refuse flags that this release does not take; the engine would say less about them."""
+    version = launch.engine.installation.version
+    if not releases.known(version):
+        return
+    found = releases.translate_all(launch.command.flags, None, version)
+    broken = [translation for translation in found if translation.breaks]
+    if not broken:
+        return
+    message = "\n".join(["the engine does not take these flags:", *(f"  {one.reason}" for one in broken)])
+    if not force:
+        raise PlanRefusedError(message, hint="Change them behind '--' or in the recipe; --force goes on all the same.")
+    err.print(f"warning: {message} (--force)", style="yellow", markup=False)

@@ -1,0 +1,1 @@
+"""Plan a launch: what the engine would decide, whether it fits, whether it runs, whether speculation pays."""

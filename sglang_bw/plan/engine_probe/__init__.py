@@ -1,0 +1,1 @@
+"""Runs in the engine's interpreter: its argument resolution as another machine. Nothing of the tool's environment."""

@@ -1,0 +1,116 @@
+"""Results of ``sglang-bw probe``, in the form that a plan reads.
+
+``probe round``: ``{"probe": "round", "context": 0, "plain": [{"batch": 1, "seconds": 0.011}], "rounds": [{"batch": 1,
+"steps": 3, "seconds": 0.03}]}``. ``probe allreduce``: ``{"probe": "allreduce", "latencies": [{"bytes": 14336,
+"microseconds": 27.0, "backend": "nccl"}]}``. Other fields are not looked at.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, Field, ValidationError
+
+from sglang_bw.errors import SpeculationInputError
+from sglang_bw.plan.speculation.allreduce import AllReduce
+from sglang_bw.plan.speculation.cost import Ratio
+from sglang_bw.plan.speculation.tables import parameters
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class _Plain(BaseModel):
+    batch: int = Field(ge=1)
+    seconds: float = Field(gt=0, allow_inf_nan=False)
+
+
+class _Round(_Plain):
+    steps: int = Field(ge=0)
+
+
+class _Rounds(BaseModel):
+    context: int = Field(default=0, ge=0)
+    plain: list[_Plain] = Field(min_length=1)
+    rounds: list[_Round] = Field(min_length=1)
+
+
+class _Latency(BaseModel):
+    bytes: int = Field(ge=1)
+    microseconds: float = Field(gt=0, allow_inf_nan=False)
+    backend: str = "nccl"
+
+
+class _Latencies(BaseModel):
+    latencies: list[_Latency] = Field(min_length=1)
+
+
+@dataclass(frozen=True)
+class MeasuredCost:
+    """R as it was measured on this host: T_round(k, batch) / T_dec(batch).
+
+    :ivar context: tokens a request held while it was measured.
+    :ivar plain: batch -> seconds of a plain decode step.
+    :ivar rounds: (batch, draft steps) -> seconds of a round.
+    """
+
+    context: int
+    plain: Mapping[int, float]
+    rounds: Mapping[tuple[int, int], float]
+
+    def ratio(self, context: int, concurrency: int, steps: int) -> Ratio:
+        """Return R at a batch and number of steps that were measured; it says so when they were not."""
+        plain, taken = self.plain.get(concurrency), self.rounds.get((concurrency, steps))
+        if plain is None or taken is None:
+            have = ", ".join(sorted({str(batch) for batch, count in self.rounds if count == steps}, key=int))
+            reason = f"the probe has no round of {steps} steps at batch {concurrency}"
+            return Ratio(None, 0.0, "round probe", reason + (f" (it has {have})" if have else ""))
+        sigma = parameters().sigma["measured"]
+        reason = ""
+        if context > 2 * max(self.context, 2048):
+            reason = f"the probe was taken at {self.context:,} tokens of context"
+        return Ratio(taken / plain, sigma, "round probe", reason)
+
+
+def round_cost(path: Path) -> MeasuredCost:
+    """Read a result of ``probe round``.
+
+    :raises SpeculationInputError: when it cannot be read or is not one.
+    """
+    found = _load(path, _Rounds)
+    rounds = {(row.batch, row.steps): row.seconds for row in found.rounds}
+    return MeasuredCost(found.context, {row.batch: row.seconds for row in found.plain}, rounds)
+
+
+def allreduce(path: Path, *, calls: int, hidden: int, backend: str = "nccl") -> AllReduce:
+    """Read a result of ``probe allreduce``.
+
+    :param backend: which of the measured ones the engine will use.
+    :raises SpeculationInputError: when it cannot be read, is not one, or does not have the backend.
+    """
+    found = _load(path, _Latencies)
+    rows = [row for row in found.latencies if row.backend == backend]
+    if not rows:
+        have = ", ".join(sorted({row.backend for row in found.latencies}))
+        raise SpeculationInputError(f"{path} has no latencies of {backend}", hint=f"it has {have}")
+    fastest: dict[int, float] = {}
+    for row in rows:
+        fastest[row.bytes] = min(fastest.get(row.bytes, math.inf), row.microseconds * 1e-6)
+    return AllReduce(calls, hidden, tuple(sorted(fastest.items())))
+
+
+def _load(path: Path, model: type[Model]) -> Model:
+    try:
+        return model.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise SpeculationInputError(f"{path} cannot be read: {error.strerror or error}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise SpeculationInputError(
+            f"{path} is not a result of `sglang-bw probe`: {where}: {first['msg']}",
+            hint="run `sglang-bw probe round` or `sglang-bw probe allreduce` with --json",
+        ) from error

@@ -1,0 +1,155 @@
+"""What `serve` refuses before the load: the plan's rules and memory, on the GPUs that the driver shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from sglang_bw.cli import host_checks, planning, refusals
+from sglang_bw.cli.launch import serve
+from sglang_bw.cli.refusals import Launch
+from sglang_bw.errors import BwError, PlanDoesNotFitError, PlanRefusedError
+from sglang_bw.host import nvml
+from sglang_bw.host.gpus import Gpus
+from sglang_bw.launch import command as commands
+from sglang_bw.launch import engine as engines
+from sglang_bw.recipes import flags, lookup
+from sglang_bw.recipes.schema import Recipe
+from tests.host.fake_host import Board, Host
+from tests.launch.serving import free_port, write_tree
+
+READ = nvml.read
+
+
+@pytest.fixture(autouse=True)
+def _no_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    return write_tree(tmp_path / "tree")
+
+
+def gpus(count: int = 8, **facts: object) -> Gpus:
+    return nvml.read(Host(boards=[Board(**facts) for _ in range(count)]).nvml())  # type: ignore[arg-type]
+
+
+def launch(name: str, here: Gpus, tree: Path, *extra: str, recipe: Recipe | None = None) -> Launch:
+    recipe = recipe or lookup.find(name)
+    engine = engines.find(tree=tree)
+    machine = planning.machine(recipe, "cuda", here)
+    command = commands.build(recipe, machine, {}, extra=flags.parse(extra), version=engine.installation.version)
+    return Launch(recipe, command, engine, planning.seen(here))
+
+
+def test_the_machine_that_the_driver_shows() -> None:
+    machine, board = planning.seen(gpus(4)) or (None, None)
+    assert machine
+    assert board
+    assert (machine.arch, machine.count, machine.fabric) == ("sm120", 4, "pcie")
+    assert board.memory_mib == 97887
+    two = planning.seen(gpus(4), "0-1")
+    assert two
+    assert two[0].count == 2
+    unknown = planning.seen(gpus(1, name="NVIDIA RTX 9999", memory=50000 << 20))
+    assert unknown
+    assert (unknown[1].name, unknown[1].memory_mib) == ("NVIDIA RTX 9999", 50000)
+    assert planning.seen(Gpus(problem="no driver")) is None
+
+
+def test_a_recipe_on_its_machine_passes(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = refusals.check(launch("kimi-k2.5-int4-eagle3", gpus(), tree), force=False)
+    assert made
+    assert made.ledger.verdict == "fits"
+    assert "warning" not in capsys.readouterr().err
+
+
+def test_what_does_not_fit_is_refused(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = launch("kimi-k2.5-int4-eagle3", gpus(), tree, "--mem-fraction-static", "0.70")
+    with pytest.raises(PlanDoesNotFitError, match="keeps 28"):
+        refusals.check(wrong, force=False)
+    assert refusals.check(wrong, force=True)
+    assert "(--force)" in capsys.readouterr().err
+
+
+def test_a_backend_without_kernels_is_refused(tree: Path) -> None:
+    wrong = launch("kimi-k2.5-int4-eagle3", gpus(), tree, "--moe-runner-backend", "flashinfer_trtllm")
+    with pytest.raises(PlanRefusedError, match="trtllm-gen") as error:
+        refusals.check(wrong, force=False)
+    assert "sglang-bw plan" in error.value.hint
+
+
+def test_warnings_are_told(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    refusals.check(launch("kimi-k2.5-int4-eagle3", gpus(), tree, "--kv-cache-dtype", "fp8_e4m3"), force=False)
+    told = capsys.readouterr().err
+    assert "kimi-int4-fp8-kv" in told
+
+
+def test_a_model_nobody_knows_is_not_planned(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = Recipe.model_validate({"id": "mine", "target": "owner/unheard-of"})
+    assert refusals.check(launch("mine", gpus(1), tree, recipe=recipe), force=False) is None
+    assert "not planned: no configuration of the target owner/unheard-of" in capsys.readouterr().err
+
+
+def test_flags_are_checked_without_gpus(tree: Path) -> None:
+    recipe = lookup.find("tiny")
+    command = commands.build(
+        recipe, planning.machine(recipe, "cpu", None), {}, extra=flags.parse(["--cuda-graph-bs", "1"])
+    )
+    with pytest.raises(PlanRefusedError, match="--cuda-graph-bs-decode 1 instead"):
+        refusals.check(Launch(recipe, command, engines.find(tree=tree), None), force=False)
+
+
+def test_speculation_that_loses(tree: Path) -> None:
+    recipe = lookup.find("kimi-k2.5-int4-eagle3")
+    crowded = recipe.model_copy(
+        update={"workloads": (recipe.workloads[1].model_copy(update={"context": 65536, "concurrency": 64}),)}
+    )
+    made = refusals.check(launch("kimi", gpus(), tree, recipe=crowded), force=False)
+    cell = refusals.loses(made, crowded)
+    assert cell
+    assert cell.speedup
+    assert cell.speedup.mid < 0.94
+    assert refusals.loses(refusals.check(launch("kimi-k2.5-int4-eagle3", gpus(), tree), force=False), recipe) is None
+
+
+def run(tree: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> BwError:
+    here = gpus()
+    monkeypatch.setattr(host_checks.nvml, "read", lambda _library: here)
+    options = ["--device", "cuda", "--engine-tree", str(tree), "--port", str(free_port())]
+    result = CliRunner().invoke(serve, [arguments[0], *options, *arguments[1:]])
+    monkeypatch.setattr(host_checks.nvml, "read", READ)
+    assert isinstance(result.exception, BwError), (result.output, result.exception)
+    return result.exception
+
+
+def test_serve_refuses_before_it_asks_the_hub(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_checks, "check", lambda *_a, **_k: pytest.fail("the hub was asked first"))
+    error = run(tree, monkeypatch, "kimi-k2.5-int4-eagle3", "--", "--mem-fraction-static", "0.70")
+    assert error.exit_code == 50
+    error = run(tree, monkeypatch, "kimi-k2.5-int4-eagle3", "--", "--attention-backend", "fa3")
+    assert error.exit_code == 51
+
+
+def test_serve_leaves_speculation_out_where_it_loses(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "crowded.yaml"
+    text = lookup.catalogue()["kimi-k2.5-int4-eagle3"].read_text()
+    start, end = text.index("workloads:"), text.index("composition:")
+    loads = "baseline_where_it_loses: true\nworkloads: [{name: x, context: 65536, concurrency: 64}]\n"
+    file.write_text(text[:start] + loads + text[end:])
+    started: list[commands.Command] = []
+
+    def stop(command: commands.Command, *_arguments: object, **_options: object) -> None:
+        started.append(command)
+        raise BwError("far enough")
+
+    monkeypatch.setattr(host_checks, "check", stop)
+    run(tree, monkeypatch, str(file), "--allow-stock")
+    run(tree, monkeypatch, str(file), "--allow-stock", "--", "--speculative-algorithm", "EAGLE3")
+    assert [command.speculates for command in started] == [False, True]

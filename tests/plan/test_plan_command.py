@@ -1,0 +1,225 @@
+"""`sglang-bw plan`: the first system's results, exit codes, and what a user may get wrong."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from sglang_bw.cli import planning
+from sglang_bw.cli.plan import plan as command
+from sglang_bw.errors import BwError
+from sglang_bw.plan.question import PlannedEngine
+from sglang_bw.recipes import configs, lookup
+
+KIMI, DRAFT, PRO = "moonshotai/Kimi-K2.5", "lightseekorg/kimi-k2.5-eagle3-mla", "8xRTX PRO 6000"
+EP = [
+    "--tp-size",
+    "8",
+    "--ep-size",
+    "8",
+    "--moe-a2a-backend",
+    "flashinfer",
+    "--moe-runner-backend",
+    "flashinfer_cutlass",
+]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_from_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No hub cache, and no engine that the answers could depend on."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    series = planning._of_series()
+    monkeypatch.setattr(planning, "_engine", lambda wish: PlannedEngine(wish.version) if wish.version else series)
+
+
+def run(*arguments: str, code: int = 0) -> dict[str, Any]:
+    """Return the JSON of a plan."""
+    result = CliRunner().invoke(command, ["--json", "--no-resolve", *arguments])
+    error = result.exception
+    assert (error.exit_code if isinstance(error, BwError) else 0) == code, (result.output, error)
+    found: dict[str, Any] = json.loads(result.stdout)
+    assert found["exit_code"] == code
+    return found
+
+
+def refused(*arguments: str) -> BwError:
+    result = CliRunner().invoke(command, ["--no-resolve", *arguments])
+    assert isinstance(result.exception, BwError), (result.output, result.exception)
+    return result.exception
+
+
+def test_experts_apart_did_not_fit_on_the_first_system() -> None:
+    default = run(KIMI, "--gpus", PRO, "--engine", "0.5.9", "--", *EP, code=50)
+    assert default["memory"]["verdict"] == "does not fit"
+    assert default["memory"]["mem_fraction_static"] == pytest.approx(0.77146, abs=1e-5)  # the public log's
+    free = default["memory"]["free_after_load_bytes"] / 2**30
+    assert free == pytest.approx(16.3, rel=0.05)  # what was seen
+    higher = run(KIMI, "--gpus", PRO, "--engine", "0.5.9", "--", *EP, "--mem-fraction-static", "0.90")
+    assert higher["memory"]["verdict"] == "fits"
+    assert higher["memory"]["kv_tokens"] == pytest.approx(105_000, rel=0.06)
+
+
+def test_tensor_parallelism_fitted_and_eagle3_did_not() -> None:
+    plain = run(KIMI, "--gpus", PRO, "--engine", "0.5.9", "--", "--tp-size", "8")
+    assert 0 < plain["memory"]["kv_tokens"] < 10_000  # the log has 4,578
+    eagle = run(KIMI, "--draft", DRAFT, "--gpus", PRO, "--engine", "0.5.9", "--", "--tp-size", "8", code=50)
+    assert eagle["memory"]["verdict"] == "does not fit"
+    assert eagle["memory"]["mem_fraction_static"] == pytest.approx(0.7524, abs=1e-4)
+    assert any("without speculation" in other["title"] for other in eagle["alternatives"])
+
+
+@pytest.mark.parametrize("name", [name for name in lookup.catalogue() if name != "tiny"])
+def test_every_recipe_fits_its_own_machine(name: str) -> None:
+    found = run(name)
+    assert found["verdict"] in ("fits", "tight")
+    assert found["speculation"]["cells"]
+    measured = lookup.find(name).memory.weights_gib
+    line = next(line for line in found["memory"]["lines"] if line["name"] == "weights target")
+    if measured:
+        assert line["bytes"] / 2**30 == pytest.approx(measured, rel=0.05)
+
+
+def test_the_answer_says_what_it_rests_on() -> None:
+    found = run("kimi-k2.5-int4-eagle3")
+    assert found["resolution"]["source"] == "restated"
+    assert any("restated, not run" in note for note in found["notes"])
+    assert any("facts that ship with the recipe" in note for note in found["notes"])
+    assert found["memory"]["weights"] == "estimate from config.json"
+    assert {"one user", "a few agents"} == {demand["name"] for demand in found["demands"]}
+
+
+def test_context_and_concurrency_are_asked_for() -> None:
+    found = run("kimi-k2.5-int4-eagle3", "--context", "32768", "--concurrency", "4")
+    (demand,) = found["demands"]
+    assert (demand["context"], demand["concurrency"], demand["resident"]) == (32768, 4, 4)
+    assert [(cell["context"], cell["concurrency"]) for cell in found["speculation"]["cells"]] == [(32768, 4)]
+    too_long = run("kimi-k2.5-int4-eagle3", "--context", "262144", code=50)
+    assert any("less than one request of 262,144" in reason for reason in too_long["memory"]["reasons"])
+
+
+def test_a_rule_refuses_and_force_goes_on() -> None:
+    found = run("kimi-k2.5-int4-eagle3", "--", "--moe-runner-backend", "flashinfer_trtllm", code=51)
+    assert found["verdict"] == "refused"
+    assert any("trtllm-gen" in line for line in found["refusals"])
+    forced = CliRunner().invoke(
+        command,
+        ["kimi-k2.5-int4-eagle3", "--no-resolve", "--force", "--", "--moe-runner-backend", "flashinfer_trtllm"],
+        catch_exceptions=False,
+    )
+    assert forced.exit_code == 0
+    assert "refused" in forced.output
+
+
+def test_a_renamed_flag_is_refused_with_its_new_name() -> None:
+    found = run("kimi-k2.5-int4-eagle3", "--", "--cuda-graph-max-bs", "16", code=51)
+    (flag,) = [flag for flag in found["flags"] if flag["fate"] == "renamed"]
+    assert flag["instead"] == ["--cuda-graph-max-bs-decode", "16"]
+
+
+def test_another_engine() -> None:
+    error = refused("kimi-k2.5-int4-eagle3", "--engine", "0.5.9")
+    assert error.exit_code == 54
+    assert ">=0.5.23" in error.message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        pytest.param(["tiny"], 52, "not known for which GPUs", id="no GPU anywhere"),
+        pytest.param(["kimi-k2.5-int4-eagle3", "--gpus", "4xRTX PRO 6000"], 52, "for 8 GPUs", id="too few GPUs"),
+        pytest.param(
+            ["kimi-k2.5-int4-eagle3", "--gpus", "8xRTX PR 6000"], 55, "no board is called", id="unknown board"
+        ),
+        pytest.param(["o/m", "--gpus", "B200"], 52, "no configuration of the target o/m", id="unknown model"),
+        pytest.param(["./absent", "--gpus", "B200"], 52, "there is no directory", id="no directory"),
+        pytest.param(["kimi", "--gpus", "B200"], 30, "no recipe 'kimi'", id="unknown recipe"),
+        pytest.param([KIMI, "--gpus", PRO, "--engine", "new"], 52, "'new' is not a version", id="no version"),
+        pytest.param([KIMI, "--gpus", PRO, "--", "--tp-size", "8", "--ep-size", "3"], 56, "ep 3", id="experts"),
+        pytest.param([KIMI, "--gpus", PRO, "--", "--tp-size", "0"], 52, "--tp-size 0", id="no GPUs at all"),
+        pytest.param(
+            [KIMI, "--gpus", PRO, "--", "--tp-size", "8", "--mem-fraction-static", "nan"], 56, "not in 0..1", id="NaN"
+        ),
+        pytest.param(
+            [KIMI, "--gpus", PRO, "--", "--tp-size", "8", "--max-running-requests", "-4"], 56, "-4", id="negative"
+        ),
+        pytest.param(["kimi-k2.5-int4-eagle3", "--decode", "/absent.csv"], 58, "cannot be read", id="no measurements"),
+    ],
+)
+def test_bad_input(arguments: list[str], code: int, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "new" in arguments:
+        monkeypatch.undo()
+    error = refused(*arguments)
+    assert error.exit_code == code, error
+    assert says in error.message
+    assert error.hint
+
+
+def test_a_config_that_lacks_fields(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}')
+    error = refused(str(tmp_path), "--gpus", "B200")
+    assert error.exit_code == 56
+    assert "hidden_size" in error.message
+
+
+def test_a_local_model_with_headers(tmp_path: Path) -> None:
+    tiny = configs.find(lookup.find("tiny").target)
+    assert tiny
+    found = run(str(tiny.path), "--gpus", "RTX 5090", "--no-spec")
+    assert found["memory"]["weights"] == "safetensors headers"
+    assert found["speculation"] is None
+
+
+def test_decode_points_of_the_host_are_believed(tmp_path: Path) -> None:
+    points = tmp_path / "decode.csv"
+    points.write_text("context,concurrency,tok_s\n0,1,89.5\n0,4,110\n0,16,120\n")
+    found = run("kimi-k2.5-int4-eagle3", "--decode", str(points), "--context", "2048", "--concurrency", "1")
+    (cell,) = found["speculation"]["cells"]
+    assert cell["verdict"] == "loses"  # four rows cost over three times a row
+    points.write_text("context,concurrency,tok_s\n0,1,nan\n")
+    assert refused("kimi-k2.5-int4-eagle3", "--decode", str(points)).exit_code == 58
+
+
+def test_slow_all_reduces_never_pay(tmp_path: Path) -> None:
+    """The first system: 89.5 tok/s, 122 all-reduces a pass, about 200 us at the size of the verify pass."""
+    probe, points = tmp_path / "probe.json", tmp_path / "decode.csv"
+    sizes = [14336, 28672, 57344, 114688, 229376, 458752, 917504, 1835008, 3670016]
+    rows = [
+        {"bytes": size, "microseconds": 90 if size < 20000 else 200 * max(1, size / 57344) ** 0.5} for size in sizes
+    ]
+    probe.write_text(json.dumps({"probe": "allreduce", "latencies": rows}))
+    points.write_text("context,concurrency,tok_s\n0,1,89.5\n")
+    found = run(
+        "kimi-k2.5-int4-eagle3", "--decode", str(points), "--probe-allreduce", str(probe)
+    )  # fmt: skip
+    assert "pays" not in {cell["verdict"] for cell in found["speculation"]["cells"]}
+
+
+def test_it_is_quick() -> None:
+    begun = time.process_time()
+    CliRunner().invoke(command, ["kimi-k2.5-int4-eagle3", "--no-resolve"], catch_exceptions=False)
+    assert time.process_time() - begun < 1.5
+
+
+def test_a_table_goes_alone(tmp_path: Path) -> None:
+    result = CliRunner().invoke(command, ["tiny", "--replay", str(tmp_path / "x.csv")])
+    assert result.exit_code == 2
+    assert CliRunner().invoke(command, []).exit_code == 2
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_table_is_readable(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang_bw.cli import console
+
+    monkeypatch.setattr(console.out, "_width", width)
+    shown = CliRunner().invoke(command, ["kimi-k2.5-int4-eagle3", "--no-resolve"], catch_exceptions=False).output
+    lines = shown.splitlines()
+    assert lines[0].startswith("kimi-k2.5-int4-eagle3: fits")
+    assert any("weights target" in line and "71." in line for line in lines)
+    assert any("does speculation pay" in line for line in lines)
+    assert "\x1b" not in shown
