@@ -150,3 +150,39 @@ class KernelError(BwError):
     """A Triton kernel of the engine needs more than the GPU has, does not compile for it, or could not be checked."""
 
     exit_code = 36
+
+
+class LoadError(BwError):
+    """A server died, answered with an error, broke its stream or never answered while it was measured."""
+
+    exit_code = 70
+
+
+class ArmError(BwError):
+    """An arm of a comparison is not what it is meant to be."""
+
+    exit_code = 71
+
+
+class PromptsError(BwError):
+    """A prompt set is missing, empty, malformed or beyond the context."""
+
+    exit_code = 72
+
+
+class RefusedMeasurementError(BwError):
+    """The measurement would mislead: random tokens for an accept length."""
+
+    exit_code = 73
+
+
+class InvalidRunError(BwError):
+    """A run came to its end, but a guard says that its numbers must not be used."""
+
+    exit_code = 74
+
+
+class UnreadableRunError(BwError):
+    """A run file is missing, damaged or of another version."""
+
+    exit_code = 75
