@@ -1,4 +1,4 @@
-"""Write what the pages take from the project: README's table, docs/patches.md of each base, variables of docs/doctor.md.
+"""Write what the pages take from the project: README's table, docs/patches.md of each base, docs/doctor.md's variables.
 
 `python scripts/pages.py` brings them up to date; a test keeps them so.
 """
