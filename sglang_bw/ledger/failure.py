@@ -44,13 +44,17 @@ _RULES: tuple[tuple[FailureClass, re.Pattern[str]], ...] = tuple(
         (FailureClass.MEMORY_HOST, r"SIGKILL|exit code:? -9|Killed$|ran out of memory"),
         (
             FailureClass.KERNEL,
-            r"OutOfResources|out of resource|no compiled |no kernel image|no execution plans|no supported CUDA"
-            r"|not compiled|NotImplementedError|no implementation|error occurred when running GEMM|PTX",
+            (
+                r"OutOfResources|out of resource|no compiled |no kernel image|no execution plans|no supported CUDA"
+                r"|not compiled|NotImplementedError|no implementation|error occurred when running GEMM|PTX"
+            ),
         ),
         (
             FailureClass.ARCHITECTURE,
-            r"unsupported architecture|capability \(?1[02]|KeyError: 1[02]$|requires (?:sm|compute|hopper|blackwell)"
-            r"|only supported on|not supported on (?:sm|this)|device_props|TllmGenFmhaRunner",
+            (
+                r"unsupported architecture|capability \(?1[02]|KeyError: 1[02]$|requires (?:sm|compute|hopper|blackwell)"
+                r"|only supported on|not supported on (?:sm|this)|device_props|TllmGenFmhaRunner"
+            ),
         ),
         (FailureClass.NUMERICS, r"\bnan\b|inf, nan|probability tensor|logits? (?:is|are) "),
         (FailureClass.HANG, r"was not ready after|watchdog|timed? ?out"),
