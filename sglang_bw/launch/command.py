@@ -44,12 +44,14 @@ class Command:
 
     def pasteable(self, *, show_secrets: bool = True) -> str:
         """Return the line for a shell: environment, then ``sglang serve`` and the flags."""
-        env, shown = dict(self.env), self.flags
-        if not show_secrets:
-            env = {name: "***" if _SECRET_VARIABLE.search(name) else value for name, value in env.items()}
-            shown = tuple(map(_without_secret, shown))
-        setting = [f"{name}={shlex.quote(value)}" for name, value in sorted(env.items())]
-        return " ".join([*setting, "sglang", "serve", *map(shlex.quote, flags.tokens(shown))])
+        shown = self if show_secrets else self.public()
+        setting = [f"{name}={shlex.quote(value)}" for name, value in sorted(shown.env.items())]
+        return " ".join([*setting, "sglang", "serve", *map(shlex.quote, flags.tokens(shown.flags))])
+
+    def public(self) -> Command:
+        """Return the command with its secrets replaced by stars: what may be printed and kept."""
+        env = {name: "***" if _SECRET_VARIABLE.search(name) else value for name, value in self.env.items()}
+        return Command(tuple(map(_without_secret, self.flags)), env, self.device)
 
     @property
     def target(self) -> str:

@@ -52,7 +52,7 @@ _RULES: tuple[tuple[FailureClass, re.Pattern[str]], ...] = tuple(
         (
             FailureClass.ARCHITECTURE,
             (
-                r"unsupported architecture|capability \(?1[02]|KeyError: 1[02]$|requires (?:sm|compute|hopper|blackwell)"
+                r"unsupported architecture|capability \(?1[02]|KeyError: 1[02]$|requires (?:sm|compute|hopper)"
                 r"|only supported on|not supported on (?:sm|this)|device_props|TllmGenFmhaRunner"
             ),
         ),
