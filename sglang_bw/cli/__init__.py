@@ -36,6 +36,11 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "recipes": ("sglang_bw.cli.recipes:recipes", "List, show, check and write recipes."),
         "plan": ("sglang_bw.cli.plan:plan", "What will not fit, not run or not pay, before anything is loaded."),
         "doctor": ("sglang_bw.cli.host:doctor", "Find out what will not run, before anything is loaded."),
+        "watch": ("sglang_bw.cli.watch:watch", "Watch a running server: tok/s, accept length, queue, KV cache."),
+    },
+    "Experiment": {
+        "tune": ("sglang_bw.cli.tune:tune", "Search for the settings of a recipe that serve fastest here."),
+        "ledger": ("sglang_bw.cli.ledger:ledger", "What was tried, what came of it, and the report."),
     },
 }
 

@@ -75,17 +75,26 @@ class Ledger:
 
         :raises LedgerError: another entry has the same id.
         """
+        self.add_all(entries)
+
+    def add_all(self, entries: Iterable[Entry], runs: Iterable[RunRecord] = ()) -> None:
+        """Append entries and the comparisons behind them, as :meth:`add` does."""
+        by_id = {run.id: run for run in runs}
         with self._transaction():
             for entry in entries:
-                self._insert(entry)
+                if self._insert(entry) and (run := by_id.get(entry.id)):
+                    self._db.execute("INSERT INTO runs VALUES (?, ?)", (entry.id, run.model_dump_json()))
 
     def add_run(self, run: RunRecord, *, artefacts: tuple[str, ...] = (), study: str | None = None) -> Entry:
         """Append a comparison with its blocks, and return its entry."""
         entry = of_run(run, artefacts=artefacts).model_copy(update={"study": study})
-        with self._transaction():
-            if self._insert(entry):
-                self._db.execute("INSERT INTO runs VALUES (?, ?)", (entry.id, run.model_dump_json()))
+        self.add_all([entry], [run])
         return entry
+
+    def count(self) -> int:
+        """Return how many entries there are."""
+        with self._named():
+            return int(self._db.execute("SELECT count(*) FROM entries").fetchone()[0])
 
     def note(self, name: str, text: str) -> Entry:
         """Add a remark to an entry."""
