@@ -13,6 +13,7 @@ from sglang_bw.launch import device as devices
 from sglang_bw.launch import engine as engines
 from sglang_bw.launch import selection
 from sglang_bw.ledger import reference
+from sglang_bw.recipes.hardware import Device
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,8 @@ def described(name: str) -> Described:
     """
     recipe = selection.select(name)
     here = nvml.read(nvml.load())
-    device, version = "cuda" if devices.gpu_count() else "cpu", ""
+    device: Device = "cuda" if devices.gpu_count() else "cpu"
+    version = ""
     try:
         engine = engines.find()
         device = devices.detect(engine_has_gpu_kernels=engine.has_gpu_kernels)

@@ -14,8 +14,6 @@ from sglang_bw.ledger.entry import Entry
 from sglang_bw.ledger.record import RunRecord, read
 from sglang_bw.ledger.store import Ledger
 
-SCHEMA = 1
-
 
 class Export(BaseModel):
     """A file with entries, and with the comparisons behind them."""
@@ -23,7 +21,7 @@ class Export(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     kind: Literal["sglang-bw ledger"] = "sglang-bw ledger"
-    schema_version: Literal[1] = SCHEMA
+    schema_version: Literal[1] = 1
     entries: list[Entry]
     runs: list[RunRecord] = []
 
