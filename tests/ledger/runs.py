@@ -42,7 +42,7 @@ def row(dice: random.Random, name: str, scale: float, *, speculates: bool) -> Re
 
 def arm(name: Any, says: str, **more: Any) -> ArmRecord:
     engine = EngineRecord(version="0.5.23+bw.1", series="bw.1", tree="fa29194a88aa", patches=("0001-run-on-a-cpu.patch",))
-    config = {"mem_fraction_static": 0.8, "max_running_requests": 16, "memory_usage": {"weight": 14.2, "kvcache": 50.1, "graph": 1.3}}
+    config = {"mem_fraction_static": 0.8, "max_running_requests": 16, "memory_usage": {"weight": 14.2, "kvcache": 50.1, "graph": {"decode": 1.0, "verify": 0.3}, "token_capacity": 16384}}
     return ArmRecord(
         name=name, says=says, url="http://127.0.0.1:30000", engine=engine, kv_tokens=16384, graphs=True, config=config,
         argv=("--model-path", f"/models/{HOSTILE}"), **more,

@@ -141,7 +141,13 @@ def memory_of(config: dict[str, Any]) -> list[tuple[str, float]]:
     found = config.get("memory_usage") or first.get("memory_usage") or {}
     if not isinstance(found, dict):
         return []
-    return [(str(name), float(size)) for name, size in found.items() if isinstance(size, int | float)]
+    graphs = found.get("graph")
+    sizes = {
+        "weights": found.get("weight"),
+        "KV cache": found.get("kvcache"),
+        "graphs": sum(graphs.values()) if isinstance(graphs, dict) else graphs,
+    }
+    return [(name, float(size)) for name, size in sizes.items() if isinstance(size, int | float)]
 
 
 def round_cost(outcome: Outcome) -> Spec | None:
