@@ -139,7 +139,7 @@ class Arrivals:
             self.ids = list(ids[0] if isinstance(ids[0], list) else ids)
 
 
-class ServerError(ValueError):  # noqa: N818 - what the server said, not yet what we say
+class ServerError(ValueError):
     """The server wrote an error into the stream."""
 
     def __init__(self, said: Any) -> None:
@@ -168,7 +168,7 @@ async def ask(
     seen = Arrivals(sent=time.perf_counter())
     try:
         async with session.post(url + path, json=body) as response:
-            if response.status != 200:  # noqa: PLR2004 - HTTP's own
+            if response.status != 200:
                 _refused(url, prompt, response.status, await response.text())
             await _read(response, seen)
     except ServerError as error:
@@ -254,7 +254,7 @@ def _refused(url: str, prompt: Prompt, status: int, said: str) -> NoReturn:
             f"the prompt {prompt.id} does not fit the model's context: {reason}",
             hint="Take a shorter set with --prompts, or start the servers with a larger --context-length.",
         )
-    answer = f"answered {status}" if status != 200 else "wrote an error into the stream"  # noqa: PLR2004
+    answer = f"answered {status}" if status != 200 else "wrote an error into the stream"
     raise StreamFailedError(
         "server-error", f"{url} {answer} (prompt {prompt.id}): {reason}", hint="The server's log has the cause."
     )

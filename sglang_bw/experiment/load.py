@@ -129,7 +129,7 @@ class _Watch:
         while True:
             try:
                 async with self.session.get(f"{self.url}/v1/loads") as response:
-                    answer = await response.json() if response.status == 200 else None  # noqa: PLR2004
+                    answer = await response.json() if response.status == 200 else None
                 ranks = answer["loads"] if answer else []
                 self.kv_use += [float(rank["token_usage"]) for rank in ranks]
             except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError):

@@ -73,7 +73,7 @@ def ratio(logs: Array, *, level: float = LEVEL, draws: int = DRAWS, seed: int = 
     :raises ValueError: fewer than two rounds, or a value that is no finite number.
     """
     logs = np.atleast_2d(np.asarray(logs, dtype=float))
-    if logs.shape[0] < 2 or logs.shape[1] < 1 or not np.isfinite(logs).all():  # noqa: PLR2004
+    if logs.shape[0] < 2 or logs.shape[1] < 1 or not np.isfinite(logs).all():
         raise ValueError("needs finite numbers of at least two rounds")
     parts = _analyse(logs)
     means = _resample(parts, np.random.default_rng(seed), draws)
@@ -121,7 +121,7 @@ def _analyse(logs: Array) -> _Parts:
 
 def _scale(mean_square: float, noise: float, count: int) -> float:
     """Return the factor for effects whose resampling shall have the effect's own variance, noise taken off."""
-    if count < 2 or mean_square <= noise:  # noqa: PLR2004
+    if count < 2 or mean_square <= noise:
         return 0.0
     return math.sqrt((1 - noise / mean_square) * count / (count - 1))
 

@@ -34,8 +34,8 @@ def test_one_request(mock: StartMock, prompt: Prompt) -> None:
     assert row.ttft_s
     assert row.tpot_s
     assert row.e2e_s
-    assert 0.005 <= row.ttft_s
-    assert 0.1 <= row.e2e_s
+    assert row.ttft_s >= 0.005
+    assert row.e2e_s >= 0.1
     assert row.tpot_s == pytest.approx((row.e2e_s - row.ttft_s) / 39)
 
 
