@@ -142,7 +142,7 @@ def serve(
     host_checks.check(command, here, engine, environ, force=force)
     log_path = (log or server.default_log(recipe.id, command.port)).absolute()
     console.begin(recipe, command, engine, log_path, note)
-    journal = Journal(Attempt(recipe.id, command, engine.installation, fingerprint.see(here)))
+    journal = Journal(Attempt(recipe.id, command, engine.installation, fingerprint.look()))
     journal.announce()
     full_environ = devices.environment(chosen, {**environ, **command.env})
     with SignalRelay() as relay:

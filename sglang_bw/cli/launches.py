@@ -51,6 +51,6 @@ def described(name: str) -> Described:
     names = (command.target, command.draft or "", recipe.id, recipe.title)
     return Described(
         recipe=recipe.id,
-        host=fingerprint.see(here if device == "cuda" else None).fingerprint,
+        host=fingerprint.look().fingerprint,
         reference=reference.Launch(models=names, flags=command.flags, env=command.env, arch=machine.arch or None),
     )

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from sglang_bw.cli.console import err, out, print_json
 from sglang_bw.errors import LedgerError, OutputError
-from sglang_bw.host import fingerprint, nvml
+from sglang_bw.host import fingerprint
 from sglang_bw.ledger import exchange, reference, store
 from sglang_bw.ledger.entry import Entry, Result, new_id
 from sglang_bw.ledger.failure import FailureClass
@@ -138,7 +138,7 @@ def add(
             "id": new_id(now), "kind": kind, "at": now, "recipe": recipe, "hypothesis": hypothesis, "result": result,
             "failure": failure, "summary": summary, "evidence": evidence, "fix": fix, "source": source,
             "origin": "reported" if source else "here",
-            "host": None if source else fingerprint.see(nvml.read(nvml.load())),
+            "host": None if source else fingerprint.look(),
         }
     )  # fmt: skip
     with Ledger(path) as book:

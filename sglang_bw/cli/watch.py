@@ -16,7 +16,7 @@ from rich.text import Text
 
 from sglang_bw.cli.console import err, out
 from sglang_bw.errors import BwError, WatchError
-from sglang_bw.host import fingerprint, nvml
+from sglang_bw.host import fingerprint
 from sglang_bw.launch.command import DEFAULT_PORT
 from sglang_bw.launch.watch import METRICS_FLAG, Reading, Served, Watcher
 from sglang_bw.ledger import costs
@@ -85,10 +85,8 @@ def _known_cost(served: Served) -> RoundCost | None:
             runs = ledger.runs()
     except BwError:
         return None
-    hosts = {fingerprint.see(gpus).fingerprint for gpus in (None, nvml.read(nvml.load()))}
     steps = None if served.adaptive else served.steps
-    known = (costs.newest(runs, model=served.model, steps=steps, host=host) for host in hosts)
-    return next((cost for cost in known if cost), None)
+    return costs.newest(runs, model=served.model, steps=steps, host=fingerprint.look().fingerprint)
 
 
 class _View:

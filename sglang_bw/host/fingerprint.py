@@ -7,24 +7,27 @@ import json
 import os
 import platform
 
-from sglang_bw.host.gpus import GIB, Gpus
+import psutil
+
+from sglang_bw.host import nvml
+from sglang_bw.host.gpus import GIB
 from sglang_bw.host.system import System
 from sglang_bw.ledger.record import Host
 
 _DIGITS = 12
 
 
-def see(gpus: Gpus | None = None, system: System | None = None) -> Host:
+def look(*, local: bool = True) -> Host:
     """Describe this machine.
 
-    :param gpus: as the driver shows them; ``None`` for a launch that uses none.
+    :param local: false when what is measured runs elsewhere.
     """
-    system = system or System()
+    system, gpus = System(), nvml.read(nvml.load())
     cpu = system.fields("proc/cpuinfo").get("model name") or platform.machine()
     cores = os.cpu_count() or 1
-    memory = int(system.fields("proc/meminfo").get("MemTotal", "0 kB").split()[0]) * 1024 / GIB
-    boards = tuple(gpu.name for gpu in gpus.boards) if gpus else ()
-    driver = gpus.driver if gpus and boards else ""
+    memory = psutil.virtual_memory().total / GIB
+    boards = tuple(gpu.name for gpu in gpus.boards)
+    driver = gpus.driver if boards else ""
     facts = [platform.machine(), cpu, cores, round(memory), boards, driver]
     return Host(
         fingerprint=hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:_DIGITS],
@@ -33,4 +36,5 @@ def see(gpus: Gpus | None = None, system: System | None = None) -> Host:
         memory_gib=round(memory, 1),
         gpus=boards,
         driver=driver or None,
+        local=local,
     )

@@ -44,14 +44,19 @@ class Command:
 
     def pasteable(self, *, show_secrets: bool = True) -> str:
         """Return the line for a shell: environment, then ``sglang serve`` and the flags."""
-        shown = self if show_secrets else self.public()
-        setting = [f"{name}={shlex.quote(value)}" for name, value in sorted(shown.env.items())]
-        return " ".join([*setting, "sglang", "serve", *map(shlex.quote, flags.tokens(shown.flags))])
+        env, shown = (self.env, self.flags) if show_secrets else (self.shown_env, self.shown_flags)
+        setting = [f"{name}={shlex.quote(value)}" for name, value in sorted(env.items())]
+        return " ".join([*setting, "sglang", "serve", *map(shlex.quote, flags.tokens(shown))])
 
-    def public(self) -> Command:
-        """Return the command with its secrets replaced by stars: what may be printed and kept."""
-        env = {name: "***" if _SECRET_VARIABLE.search(name) else value for name, value in self.env.items()}
-        return Command(tuple(map(_without_secret, self.flags)), env, self.device)
+    @property
+    def shown_flags(self) -> Flags:
+        """The flags as a log or a record may have them: without secrets."""
+        return tuple(map(_without_secret, self.flags))
+
+    @property
+    def shown_env(self) -> dict[str, str]:
+        """The environment as a log or a record may have it: without secrets."""
+        return {name: "***" if _SECRET_VARIABLE.search(name) else value for name, value in self.env.items()}
 
     @property
     def target(self) -> str:

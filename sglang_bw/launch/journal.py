@@ -44,7 +44,6 @@ class Attempt:
     def entry(self, result: Result, **more: object) -> Entry:
         """Return an entry about this launch; ``more`` are other fields of :class:`Entry`."""
         now = datetime.now(UTC)
-        public = self.command.public()
         fields = {
             "id": new_id(now),
             "kind": "start",
@@ -56,8 +55,8 @@ class Attempt:
             "engine": engine_record(self.installation),
             "host": self.host,
             "launch": self.launch,
-            "argv": tuple(flags.tokens(public.flags)),
-            "env": dict(public.env),
+            "argv": tuple(flags.tokens(self.command.shown_flags)),
+            "env": self.command.shown_env,
             "result": result,
         }
         return Entry.model_validate({**fields, **more})

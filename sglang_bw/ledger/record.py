@@ -1,7 +1,8 @@
 """What an experiment leaves behind: one record a run, written line by line while it goes on.
 
-A run file is JSON Lines. The first line is a :class:`RunRecord` without blocks, then one line for every finished
-:class:`Block`, then one :class:`Outcome`. A file without an outcome is a run that was ended from outside; what it has
+A run file is JSON Lines. The first line is a :class:`RunRecord` without blocks, written before anything starts and
+again when an arm has said what it is (the last one counts); then one line for every finished :class:`Block`, then one
+:class:`Outcome`. A file without an outcome is a run that was ended from outside; what it has
 is whole, at most its last line is cut.
 """
 
@@ -93,7 +94,6 @@ class RequestRow(_Part):
     :ivar histogram: number of verify passes that accepted 0, 1, 2... draft tokens.
     :ivar output_ids: output tokens; ``None`` where the server does not give them.
     :ivar text: the answer, where there are no ids to compare.
-    :ivar error: what went wrong; the other fields are empty then.
     """
 
     prompt: str
@@ -111,7 +111,6 @@ class RequestRow(_Part):
     output_ids: tuple[int, ...] | None = None
     text: str | None = None
     finish: str | None = None
-    error: str | None = None
 
 
 class GpuUse(_Part):
@@ -180,7 +179,8 @@ class Ratio(_Part):
     :ivar value: geometric mean over rounds and prompts.
     :ivar low: lower end of the 95 % interval.
     :ivar half_width: of the interval, as a share of the ratio.
-    :ivar drift: last over first block of the baseline.
+    :ivar drift: speed of the last over the first block of the baseline.
+    :ivar drifted: that is more than two blocks differ by chance.
     :ivar round_cost: R, cost of a speculative round over a decode step: accept length / decode speed-up.
     """
 
@@ -233,8 +233,8 @@ class Outcome(_Part):
     """The end of a run.
 
     :ivar valid: false when a guard says that the numbers must not be used.
-    :ivar failure: class of what ended the run early: ``server-died``, ``server-error``, ``timeout``, ``bad-stream``,
-        ``interrupted``, ``disk-full``; ``None`` for a run that came to its end.
+    :ivar failure: class of what ended the run early: ``start-failed``, ``wrong-arm``, ``server-died``, ``server-error``,
+        ``timeout``, ``bad-stream``, ``prompts``, ``interrupted``, ``other``; ``None`` for a run that came to its end.
     """
 
     kind: Literal["outcome"] = "outcome"
@@ -332,11 +332,11 @@ def read(path: Path) -> RunRecord:
             if number < len(lines) or number == 1:
                 raise UnreadableRunError(f"{path}:{number} is no JSON; this is not a run file") from error
     try:
-        run = RunRecord.model_validate(parts[0]) if parts else None
-        blocks = tuple(Block.model_validate(part) for part in parts[1:] if part.get("kind") == "block")
-        ends = [Outcome.model_validate(part) for part in parts[1:] if part.get("kind") == "outcome"]
+        heads = [RunRecord.model_validate(part) for part in parts if part.get("kind") == "run"]
+        blocks = tuple(Block.model_validate(part) for part in parts if part.get("kind") == "block")
+        ends = [Outcome.model_validate(part) for part in parts if part.get("kind") == "outcome"]
     except (ValidationError, AttributeError) as error:
         raise UnreadableRunError(f"{path} is not a run of schema {SCHEMA}: {error}") from error
-    if run is None:
-        raise UnreadableRunError(f"{path} is empty")
-    return run.model_copy(update={"blocks": blocks, "outcome": ends[-1] if ends else None})
+    if not heads:
+        raise UnreadableRunError(f"{path} is not a run file: it has no line of kind 'run'")
+    return heads[-1].model_copy(update={"blocks": blocks, "outcome": ends[-1] if ends else None})
