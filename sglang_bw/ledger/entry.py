@@ -64,6 +64,7 @@ class Entry(_Part):
     :ivar origin: ``reported`` for what others published; nobody here has seen it.
     :ivar source: who reported it, and where.
     :ivar study: the tuning that a trial belongs to.
+    :ivar params: what a tuning chose for a trial.
     :ivar notes: kept beside the entry, which itself never changes.
     """
 
@@ -89,6 +90,7 @@ class Entry(_Part):
     origin: Origin = "here"
     source: str = ""
     study: str | None = None
+    params: dict[str, str] = Field(default_factory=dict)
     notes: tuple[Note, ...] = ()
 
     @property
