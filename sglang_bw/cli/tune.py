@@ -35,7 +35,7 @@ _FIRST_PORT = 30100
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
 
 
-class Duration(click.ParamType):
+class Duration(click.ParamType[float]):
     """``90s``, ``30m``, ``2h``; a bare number is seconds."""
 
     name = "time"
@@ -50,7 +50,7 @@ class Duration(click.ParamType):
         return float(match[1]) * _UNITS[match[2]]
 
 
-class _Numbers(click.ParamType):
+class _Numbers(click.ParamType[tuple[int, ...]]):
     name = "1,4,16"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:

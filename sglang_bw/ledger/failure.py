@@ -31,6 +31,7 @@ _OUT_OF_MEMORY = re.compile(
     r"out of memory|OutOfMemory|CUDA calloc|CUBLAS_STATUS_(?:NOT_INITIALIZED|ALLOC_FAILED)|std::bad_alloc",
     re.IGNORECASE,
 )
+_KILLED = re.compile(r"SIGKILL|exit code:? -9|^Killed$", re.IGNORECASE)
 # In this order: the first that matches counts. A device-side assert is how NaN shows in a sampler, so numerics come
 # before assertions; a missing flag is reported by argparse in words that fit nothing else.
 _RULES: tuple[tuple[FailureClass, re.Pattern[str]], ...] = tuple(
@@ -41,7 +42,6 @@ _RULES: tuple[tuple[FailureClass, re.Pattern[str]], ...] = tuple(
             r"unrecognized arguments|invalid choice|ambiguous option|error: argument |is removed|no longer",
         ),
         (FailureClass.MEMORY_KV, r"not enough memory|no GPU memory for KV|maximum allowed length"),
-        (FailureClass.MEMORY_HOST, r"SIGKILL|exit code:? -9|Killed$|ran out of memory"),
         (
             FailureClass.KERNEL,
             (
@@ -58,8 +58,20 @@ _RULES: tuple[tuple[FailureClass, re.Pattern[str]], ...] = tuple(
         ),
         (FailureClass.NUMERICS, r"\bnan\b|inf, nan|probability tensor|logits? (?:is|are) "),
         (FailureClass.HANG, r"was not ready after|watchdog|timed? ?out"),
-        (FailureClass.NETWORK, r"NCCL|gloo|Connection(?:Refused|Reset|Error)|ECONN|address already in use|unreachable"),
-        (FailureClass.FILES, r"safetensors|checkpoint|HFValidationError|size mismatch|\.size\(\)|k_scale|FileNotFound"),
+        (
+            FailureClass.NETWORK,
+            (
+                r"NCCL|gloo|all_?reduce.*invalid argument"
+                r"|Connection(?:Refused|Reset|Error)|ECONN|address already in use|unreachable"
+            ),
+        ),
+        (
+            FailureClass.FILES,
+            (
+                r"safetensors|checkpoint|must match the size of tensor|Config' object has no attribute|_weight'?$"
+                r"|HFValidationError|size mismatch|\.size\(\)|k_scale|FileNotFound"
+            ),
+        ),
         (FailureClass.ASSERTION, r"assert"),
     )
 )
@@ -70,6 +82,8 @@ def classify(text: str, *, phase: str = "") -> FailureClass:
 
     :param phase: what the engine was at: ``loading``, ``graphs``, ``ready``...; tells running out of memory apart.
     """
+    if _KILLED.search(text):
+        return FailureClass.MEMORY_HOST
     if _OUT_OF_MEMORY.search(text):
         by_phase = {"graphs": FailureClass.MEMORY_GRAPHS, "ready": FailureClass.MEMORY_SERVING}
         return by_phase.get(phase, FailureClass.MEMORY_LOAD)

@@ -41,8 +41,19 @@ def row(dice: random.Random, name: str, scale: float, *, speculates: bool) -> Re
 
 
 def arm(name: Any, says: str, **more: Any) -> ArmRecord:
-    engine = EngineRecord(version="0.5.23+bw.1", series="bw.1", tree="fa29194a88aa", patches=("0001-run-on-a-cpu.patch",))
-    config = {"mem_fraction_static": 0.8, "max_running_requests": 16, "memory_usage": {"weight": 14.2, "kvcache": 50.1, "graph": {"decode": 1.0, "verify": 0.3}, "token_capacity": 16384}}
+    engine = EngineRecord(
+        version="0.5.23+bw.1", series="bw.1", tree="fa29194a88aa", patches=("0001-run-on-a-cpu.patch",)
+    )
+    config = {
+        "mem_fraction_static": 0.8,
+        "max_running_requests": 16,
+        "memory_usage": {
+            "weight": 14.2,
+            "kvcache": 50.1,
+            "graph": {"decode": 1.0, "verify": 0.3},
+            "token_capacity": 16384,
+        },
+    }
     return ArmRecord(
         name=name, says=says, url="http://127.0.0.1:30000", engine=engine, kv_tokens=16384, graphs=True, config=config,
         argv=("--model-path", f"/models/{HOSTILE}"), **more,
@@ -72,7 +83,9 @@ def blocks(dice: random.Random) -> tuple[Block, ...]:
     for concurrency in CONCURRENCIES:
         for number in range(4):
             for name in ("AB", "BA")[number % 2]:
-                rows = tuple(row(dice, f"chat-{n}", 1.0 if name == "A" else 0.7, speculates=name == "B") for n in range(8))
+                rows = tuple(
+                    row(dice, f"chat-{n}", 1.0 if name == "A" else 0.7, speculates=name == "B") for n in range(8)
+                )
                 found.append(
                     Block(
                         arm=name, round=number, position=len(found), concurrency=concurrency, rows=rows, seconds=4.0,
@@ -95,7 +108,8 @@ def run(name: str = "20261129-120000-abcdef", **more: Any) -> RunRecord:
     )
     fields: dict[str, Any] = {
         "id": name, "began": BEGAN, "tool": "0.1.0", "hypothesis": f"speculation pays {SCRIPT}", "recipe": "tiny",
-        "host": host(), "arms": (arm("A", "tiny without speculation"), arm("B", f"tiny {SCRIPT}", speculation="EAGLE3")),
+        "arms": (arm("A", "tiny without speculation"), arm("B", f"tiny {SCRIPT}", speculation="EAGLE3")),
+        "host": host(),
         "difference": {"speculative_algorithm": (None, "EAGLE3"), HOSTILE: (HOSTILE, 2)}, "blocks": blocks(dice),
         "settings": {"temperature": 0}, "outcome": outcome,
     }  # fmt: skip
