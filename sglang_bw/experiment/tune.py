@@ -162,7 +162,7 @@ class Tuning:
 
     def _study(self) -> optuna.Study:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        sampler = optuna.samplers.TPESampler(seed=_SEED, multivariate=True, warn_independent_sampling=False)
+        sampler = optuna.samplers.TPESampler(seed=_SEED, multivariate=True)
         study = optuna.create_study(direction="maximize", sampler=sampler)
         study.add_trial(self._trial(self.space.as_is, Score(1.0, 1.0, 1.0)))
         return study
