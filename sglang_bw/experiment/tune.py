@@ -238,7 +238,8 @@ def _goodput(blocks: Sequence[Block], concurrency: int, limits: Limits) -> Score
 
 
 def _of_entry(choice: Choice, entry: Entry, score: Score | None) -> Tried:
-    why = entry.evidence[0] if entry.failed and entry.evidence else entry.summary
+    unsound = entry.failed or entry.result == "invalid"
+    why = entry.evidence[0] if unsound and entry.evidence else entry.summary
     return Tried(dict(choice), entry.result, score, why, entry.id)
 
 

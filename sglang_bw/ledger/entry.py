@@ -122,7 +122,7 @@ def of_run(run: RunRecord, *, artefacts: tuple[str, ...] = ()) -> Entry:
         result=_result(outcome),
         failure=_failure(outcome),
         summary=_summary(run),
-        evidence=(outcome.failure_text,) if outcome and outcome.failure_text else (),
+        evidence=_evidence(outcome),
         numbers=_numbers(outcome),
         artefacts=artefacts,
         notes=(),
@@ -144,6 +144,12 @@ def _failure(outcome: Outcome | None) -> FailureClass | None:
     if outcome is None or outcome.failure is None or outcome.failure == "interrupted":
         return None
     return _CLASS_OF_RUN.get(outcome.failure) or classify(outcome.failure_text or "", phase="ready")
+
+
+def _evidence(outcome: Outcome | None) -> tuple[str, ...]:
+    if outcome is None or outcome.failure_text:
+        return (outcome.failure_text,) if outcome and outcome.failure_text else ()
+    return () if outcome.valid else outcome.warnings
 
 
 def _summary(run: RunRecord) -> str:
