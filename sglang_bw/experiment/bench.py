@@ -40,6 +40,12 @@ class KeptPair(Pair):
         self._met: set[Name] = set()
         self.last: Name = "A"
 
+    def start_both(self) -> None:
+        """Start what does not run yet, where both fit: the time that it takes is no part of a trial's budget."""
+        for name in ("A", "B") if self._together else ():
+            self.last = name
+            super().use(name)
+
     def use(self, name: Name) -> tuple[Arm, bool]:
         """Return an arm that runs, and whether this trial has not seen it yet."""
         self.last = name
@@ -112,18 +118,21 @@ class ServerBench:
         plans = (self._plan("A", {}, self.ports[0]), self._plan("B", choice, self.ports[1]))
         planned = (arms.planned(plans[0], self.engine), arms.planned(plans[1], self.engine))
         head = ab.head(plans, planned, self.settings, recipe=self.recipe).model_copy(update={"command": "trial"})
-        file = RunFile(self.folder / f"{head.id}.jsonl")
+        path = self.folder / f"{head.id}.jsonl"
         pair = KeptPair(plans, self._start, together=self.together, kept=self.kept)
-        trial = tune.Trial(head, pair, self.settings, file, self.watcher)
-        trial.is_decided = is_decided
         try:
+            pair.start_both()
+            trial = tune.Trial(head, pair, self.settings, RunFile(path), self.watcher)
+            trial.is_decided = is_decided
             trial.run()
         except BwError as error:
             if pair.last == "A":
                 raise tune.guard(error) from error
-            return None, self._failed(attempt, error, file.path)
-        run = record.read(file.path)
-        return run, of_run(run, artefacts=(str(file.path),)).model_copy(update={"launch": attempt.launch})
+            return None, self._failed(attempt, error, path)
+        finally:
+            pair.close()
+        run = record.read(path)
+        return run, of_run(run, artefacts=(str(path),)).model_copy(update={"launch": attempt.launch})
 
     def close(self) -> None:
         """Stop the baseline."""
