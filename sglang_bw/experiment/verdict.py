@@ -52,6 +52,8 @@ def log_ratios(blocks: Iterable[Block], concurrency: int, measure: Measure = spe
     """Return ln(B / A), shape (rounds, prompts): complete rounds, and prompts that have a value in each of them."""
     a, b = (_matrix(blocks, name, concurrency, measure) for name in ("A", "B"))
     rounds = min(len(a), len(b))
+    if rounds == 0:  # one arm has not run, and its matrix has no columns
+        return np.empty((0, 0))
     logs = np.log(b[:rounds]) - np.log(a[:rounds])
     return logs[:, np.isfinite(logs).all(axis=0)]
 
