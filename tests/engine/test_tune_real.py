@@ -32,7 +32,8 @@ def test_tunes_the_tiny_pair_and_goes_on(engine_trees: EngineTrees, tmp_path: Pa
 
     def tune(*more: str) -> tuple[dict[str, Any], str]:
         command = [sys.executable, "-m", "sglang_bw", "tune", "tiny", "--engine-tree", str(engine_trees.patched)]
-        done = subprocess.run([*command, *SEARCH, *more], capture_output=True, text=True, env=environ, cwd=tmp_path)
+        command += ["-o", str(tmp_path / "tiny-tuned.yaml")]
+        done = subprocess.run([*command, *SEARCH, *more], capture_output=True, text=True, env=environ)
         assert done.returncode == 0, done.stderr[-3000:]
         return json.loads(done.stdout), done.stderr
 
