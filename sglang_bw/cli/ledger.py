@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 
 import click
-from rich.markup import escape
-from rich.table import Table
 
+from sglang_bw.cli import ledger_view
 from sglang_bw.cli.console import err, out, print_json
 from sglang_bw.errors import LedgerError, OutputError
 from sglang_bw.host import fingerprint
@@ -21,7 +19,6 @@ from sglang_bw.ledger.query import Query
 from sglang_bw.ledger.record import RunRecord, read
 from sglang_bw.ledger.store import Ledger
 
-_STYLES = {"failed": "red", "refused": "red", "invalid": "red", "slower": "yellow", "faster": "green", "ok": "green"}
 _NEWEST = 30
 _as_json = click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
 
@@ -79,7 +76,7 @@ def list_entries(
     if as_json:
         print_json([entry.model_dump(mode="json", exclude_defaults=True) for entry in found])
     elif found:
-        out.print(_table(found))
+        out.print(ledger_view.table(found))
     else:
         err.print("no entries; `sglang-bw ledger list --reported` shows what others reported", markup=False)
 
@@ -94,7 +91,7 @@ def show(path: Path | None, name: str, as_json: bool) -> None:
     if as_json:
         print_json(entry.model_dump(mode="json", exclude_defaults=True))
         return
-    _show(entry)
+    ledger_view.show(entry)
 
 
 @ledger.command()
@@ -218,10 +215,12 @@ def why(path: Path | None, name: str, as_json: bool) -> None:
             {key: [one.model_dump(mode="json", exclude_defaults=True) for one in g] for key, g in groups.items()}
         )
         return
-    _group(f"{launch.recipe} on this host", here, none="nothing has failed here yet")
+    ledger_view.group(f"{launch.recipe} on this host", here, none="nothing has failed here yet")
     if elsewhere:
-        _group("on other hosts", elsewhere)
-    _group("reported by others about launches like this one (nobody here has seen it)", reported, none="nothing")
+        ledger_view.group("on other hosts", elsewhere)
+    ledger_view.group(
+        "reported by others about launches like this one (nobody here has seen it)", reported, none="nothing"
+    )
 
 
 def _find(path: Path | None, name: str) -> Entry:
@@ -257,68 +256,3 @@ def _write(output: Path, text: str) -> None:
         output.write_text(text, encoding="utf-8")
     except OSError as error:
         raise OutputError(f"cannot write {output}: {error.strerror}", hint="Name another file: -o FILE.") from error
-
-
-def _table(entries: Sequence[Entry]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("id", "kind", "recipe", "result", "because of", "in short"):
-        table.add_column(name, overflow="fold")
-    for entry in entries:
-        short = (
-            entry.evidence[0] if entry.origin == "reported" and entry.evidence else entry.summary or entry.hypothesis
-        )
-        style = _STYLES.get(entry.result, "")
-        result = f"[{style}]{entry.result}[/]" if style else entry.result
-        cells = (entry.id, entry.kind, entry.recipe or "")
-        table.add_row(*map(escape, cells), result, escape(entry.failure or ""), escape(short[:160]))
-    return table
-
-
-def _show(entry: Entry) -> None:
-    rows: Iterable[tuple[str, str]] = (
-        ("when", f"{entry.at:%Y-%m-%d %H:%M:%S} UTC"),
-        ("recipe", entry.recipe or ""),
-        ("hypothesis", entry.hypothesis),
-        ("result", f"{entry.result}{f' ({entry.failure})' if entry.failure else ''}"),
-        ("summary", entry.summary),
-        ("fix", entry.fix),
-        ("reported by" if entry.origin == "reported" else "source", entry.source),
-        ("engine", entry.engine.version if entry.engine else ""),
-        ("host", f"{entry.host.fingerprint}: {entry.host.cpu}, {', '.join(entry.host.gpus)}" if entry.host else ""),
-        ("launch", entry.launch or ""),
-        ("study", entry.study or ""),
-        ("flags", " ".join(entry.argv)),
-        *((f"changed {key}", f"{before} -> {after}") for key, (before, after) in entry.changes.items()),
-        *((name, str(number)) for name, number in entry.numbers.items()),
-        *(("file", artefact) for artefact in entry.artefacts),
-        *((f"note of {one.at:%Y-%m-%d}", one.text) for one in entry.notes),
-    )
-    out.print(f"{entry.id}  {entry.kind}", style="bold", markup=False)
-    for name, text in rows:
-        if text:
-            out.print(f"  {name}: {text}", markup=False)
-    for line in entry.evidence:
-        out.print(f"  | {line}", markup=False)
-
-
-def _group(title: str, entries: Sequence[Entry], *, none: str = "") -> None:
-    out.print(title, style="bold", markup=False)
-    if not entries:
-        out.print(f"  {none}", markup=False)
-    seen: dict[tuple[str, ...], int] = {}
-    for entry in entries:
-        says = entry.evidence[0] if entry.evidence else entry.summary
-        key = (
-            str(entry.failure or entry.result),
-            says,
-            entry.summary,
-            entry.fix,
-            entry.source or f"{entry.at:%Y-%m-%d}",
-        )
-        seen[key] = seen.get(key, 0) + 1
-    for (failure, says, summary, fix, source), times in seen.items():
-        count = f" ({times} times)" if times > 1 else ""
-        out.print(f"  {failure}: {says}{count}", markup=False)
-        for text in (f"why: {summary}" if summary != says else "", f"fix: {fix}" if fix else "", source):
-            if text:
-                out.print(f"      {text}", markup=False)

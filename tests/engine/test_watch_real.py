@@ -15,20 +15,29 @@ pytestmark = pytest.mark.engine
 
 
 def looks(server: RunningServer, prompts: list[str]) -> dict[str, object]:
-    """Look at a server until it says what it does while it works on several requests."""
-    command = [sys.executable, "-m", "sglang_bw", "watch", "--url", server.url, "--json", "--interval", "0.1"]
-    busy = threading.Thread(target=lambda: [server.generate_all(prompts[:4], concurrent=4) for _ in range(3)])
+    """Keep a server busy until a look has seen it work."""
+    command = [sys.executable, "-m", "sglang_bw", "watch", "--url", server.url, "--json", "--interval", "0.2"]
+    seen = threading.Event()
+
+    def ask() -> None:
+        while not seen.is_set():
+            server.generate_all(prompts[:4], concurrent=4)
+
+    busy = threading.Thread(target=ask)
+    busy.start()
+    found: dict[str, object] = {}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watching:
-        busy.start()
         assert watching.stdout
-        best: dict[str, object] = {}
-        while busy.is_alive() or not best:
-            found = json.loads(watching.stdout.readline())
-            if found["running"] and found["tok_s"] and found["accept_length"]:
-                best = found
-        watching.terminate()
-    busy.join()
-    return best
+        try:
+            for _ in range(300):
+                found = json.loads(watching.stdout.readline())
+                if found["running"] and found["tok_s"] and found["accept_length"]:
+                    return found
+        finally:
+            seen.set()
+            watching.terminate()
+            busy.join()
+    raise AssertionError(f"never seen at work: {found}")
 
 
 def test_without_metrics(chain: RunningServer, prompts: list[str]) -> None:
