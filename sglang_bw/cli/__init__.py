@@ -36,6 +36,12 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "recipes": ("sglang_bw.cli.launch:recipes", "List, show and check recipes."),
         "doctor": ("sglang_bw.cli.host:doctor", "Find out what will not run, before anything is loaded."),
     },
+    "Experiment": {
+        "ab": (
+            "sglang_bw.cli.experiment:ab",
+            "Measure a baseline and a treatment, and say what is faster, and how sure.",
+        ),
+    },
 }
 
 

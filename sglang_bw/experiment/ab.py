@@ -37,7 +37,7 @@ class Settings:
     """
 
     prompts: PromptSet
-    sampling: Sampling = Sampling()
+    sampling: Sampling = field(default_factory=Sampling)
     concurrencies: tuple[int, ...] = (1,)
     rounds: int | None = None
     within: float = 0.03
@@ -168,7 +168,7 @@ class Experiment:
             )
         if record.speculation and self.settings.prompts.is_noise and not self.settings.allow_random:
             raise RefusedMeasurementError(
-                f"arm {name} speculates, and the prompts are random tokens: their accept length is up to twice a real one",
+                f"arm {name} speculates, and the prompts are random tokens: their accept length may be twice a real one",
                 hint="Take a set of real text (--prompts chat); --allow-random measures all the same.",
             )
         if before is None:
@@ -207,8 +207,9 @@ class Experiment:
             )
         if found.client_is_slow and number >= 0:
             self._warn(
-                f"the client may be the bottleneck at concurrency {concurrency}: a token waits {found.lag_s * 1000:.1f} ms "
-                f"for it, and it uses {found.cpu:.0%} of a core; run it on another machine, with --url"
+                f"the client may be the bottleneck at concurrency {concurrency}: its own work is late by "
+                f"{found.lag_s * 1000:.1f} ms, and it uses {found.cpu:.0%} of a core; free a core for it, or run it on "
+                "another machine with --url"
             )
         return Block(
             arm=arm.plan.name,
@@ -240,7 +241,7 @@ class Experiment:
         drifted = [ratio for ratio in ratios if ratio.drifted]
         for ratio in broken:
             self._warn(
-                f"R is {ratio.round_cost:.2f} at concurrency {ratio.concurrency}: a speculative round cannot be cheaper "
+                f"R is {ratio.round_cost:.2f} at concurrency {ratio.concurrency}: a speculative round cannot cost less "
                 "than a decode step; the baseline is broken (no decode graph? another load on the machine?)"
             )
         for ratio in drifted:

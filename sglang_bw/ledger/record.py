@@ -233,8 +233,9 @@ class Outcome(_Part):
     """The end of a run.
 
     :ivar valid: false when a guard says that the numbers must not be used.
-    :ivar failure: class of what ended the run early: ``start-failed``, ``wrong-arm``, ``server-died``, ``server-error``,
-        ``timeout``, ``bad-stream``, ``prompts``, ``interrupted``, ``other``; ``None`` for a run that came to its end.
+    :ivar failure: class of what ended the run early: ``start-failed``, ``wrong-arm``, ``server-died``,
+        ``server-error``, ``timeout``, ``bad-stream``, ``prompts``, ``interrupted``, ``other``; ``None`` for a run that
+        came to its end.
     """
 
     kind: Literal["outcome"] = "outcome"
