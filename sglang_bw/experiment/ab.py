@@ -166,7 +166,8 @@ class Experiment:
                 f"arm {name} is configured differently after a restart: {', '.join(changed)}",
                 hint="Fix what changed by a flag, for example --set mem-fraction-static=0.8.",
             )
-        if record.speculation and self.settings.prompts.is_noise and not self.settings.allow_random:
+        refuses = self.settings.prompts.is_noise and not self.settings.allow_random
+        if record.speculation and refuses:
             raise RefusedMeasurementError(
                 f"arm {name} speculates, and the prompts are random tokens: their accept length may be twice a real one",
                 hint="Take a set of real text (--prompts chat); --allow-random measures all the same.",

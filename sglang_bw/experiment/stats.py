@@ -127,12 +127,11 @@ def _scale(mean_square: float, noise: float, count: int) -> float:
 
 
 def _freedom(round_ms: float, prompt_ms: float, noise: float, count: int, width: int) -> float:
-    terms = [(max(round_ms - noise, 0.0), count - 1), (max(prompt_ms - noise, 0.0), width - 1)]
-    terms.append((noise, max((count - 1) * (width - 1), 1)))
+    """Return Satterthwaite's degrees of freedom of ``round_ms + prompt_ms - noise``, without what noise explains."""
+    shared = [(ms, size - 1) for ms, size in ((round_ms, count), (prompt_ms, width)) if ms > noise]
+    terms = [*shared, ((1 - len(shared)) * noise, max((count - 1) * (width - 1), 1))]
     total = sum(part for part, _ in terms)
-    if not total:
-        return math.inf
-    return total**2 / sum(part**2 / df for part, df in terms if part)
+    return total**2 / sum(part**2 / df for part, df in terms) if total else math.inf
 
 
 def _resample(parts: _Parts, dice: np.random.Generator, draws: int) -> Array:
