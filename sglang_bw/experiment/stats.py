@@ -5,8 +5,9 @@ machine does in a round, which all its prompts share, and how a prompt takes to 
 So rounds and prompts are resampled, both, and what is left over separately. Resampled as they stand, round means would
 carry the leftover noise a second time, and prompt means a third; each is shrunk to what exceeds that noise (Davison
 and Hinkley, Bootstrap Methods and their Application, 1997, section 3.8; the moments are those of a two-way analysis of
-variance). The interval is BCa (Efron 1987). With few rounds its level is widened from the normal to Student's
-quantile (Hesterberg, The American Statistician 69, 2015), with Satterthwaite's degrees of freedom.
+variance). The interval is BCa (Efron 1987). For few rounds a bootstrap is too narrow, as a normal interval is
+(Hesterberg, The American Statistician 69, 2015): its ends are moved outwards in the proportion of Student's quantile to
+the normal one, with Satterthwaite's degrees of freedom.
 """
 
 from __future__ import annotations
@@ -77,7 +78,9 @@ def ratio(logs: Array, *, level: float = LEVEL, draws: int = DRAWS, seed: int = 
         raise ValueError("needs finite numbers of at least two rounds")
     parts = _analyse(logs)
     means = _resample(parts, np.random.default_rng(seed), draws)
-    low, high = bca(means, parts.mean, _influence(parts), _widened(level, parts.df))
+    ends = bca(means, parts.mean, _influence(parts), level)
+    stretch = _stretch(level, parts.df)
+    low, high = (parts.mean + (end - parts.mean) * stretch for end in ends)
     return Interval(math.exp(parts.mean), math.exp(low), math.exp(high))
 
 
@@ -149,8 +152,7 @@ def _influence(parts: _Parts) -> Array:
     return np.concatenate([parts.rounds / len(parts.rounds), parts.prompts / len(parts.prompts)])
 
 
-def _widened(level: float, df: float) -> float:
-    """Return the level at which a normal quantile is as large as Student's at ``level``."""
-    if math.isinf(df):
-        return level
-    return float(1 - 2 * special.ndtr(-special.stdtrit(df, (1 + level) / 2)))
+def _stretch(level: float, df: float) -> float:
+    """Return Student's quantile over the normal one."""
+    tail = (1 + level) / 2
+    return 1.0 if math.isinf(df) else float(special.stdtrit(df, tail) / special.ndtri(tail))

@@ -282,11 +282,11 @@ class RunFile:
         :raises OutputError: it exists, or cannot be written.
         """
         self.path = path
+        if path.exists():
+            raise OutputError(f"{path} is there already", hint="Name another file with --record.")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("x", encoding="utf-8")
-        except FileExistsError as error:
-            raise OutputError(f"{path} is there already", hint="Name another file with --record.") from error
         except OSError as error:
             raise self._error(error) from error
 

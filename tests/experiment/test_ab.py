@@ -149,7 +149,7 @@ def test_a_failure_mid_run_keeps_what_was_finished(
     """B fails in its second block: warm-up 2, then 6 a block."""
     servers = ["--url", mock(), "--url", mock(fault=fault, fault_after=10)]
     failed = run_ab(record, *servers, *FAST, "--request-timeout", "1", code=code)
-    assert failed.stderr.count("error: ") == 1
+    assert failed.stderr.count("\nerror: ") == 1
     assert says in failed.stderr
     run = read(record)
     assert [block.arm for block in run.blocks] == ["A", "B"]
@@ -173,10 +173,13 @@ def test_a_kill_loses_nothing_that_was_finished(mock: StartMock, record: Path, n
         assert "Traceback" not in said
 
 
-def test_a_full_disk_is_one_error(mock: StartMock) -> None:
-    """/dev/full cannot be created, so a link to it stands where the record goes."""
-    done = run_ab(Path("/dev/full/run.jsonl"), "--url", mock(), "--url", mock(), *FAST, code=17)
+def test_a_record_that_cannot_be_written(mock: StartMock, record: Path) -> None:
+    record.write_text("here already")
+    done = run_ab(record, "--url", mock(), "--url", mock(), *FAST, code=17)
+    assert "is there already" in done.stderr
+    done = run_ab(record / "below-a-file", "--url", mock(), "--url", mock(), *FAST, code=17)
     assert "cannot write the record" in done.stderr
+    assert record.read_text() == "here already"
 
 
 def test_a_disk_that_fills_up_is_one_error_and_keeps_the_rest(mock: StartMock, tmp_path: Path) -> None:
