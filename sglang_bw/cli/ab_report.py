@@ -15,6 +15,7 @@ from sglang_bw.experiment.arm import Name
 from sglang_bw.launch.startup import Phase, Startup
 from sglang_bw.ledger.record import ArmNumbers, ArmRecord, OutputComparison, Ratio, RunRecord
 
+_WIDTH = None if out.is_terminal else 140  # a file has no width of its own, and 80 breaks the tables
 _STYLES = {"faster": "green", "slower": "red", "undecided": "yellow"}
 
 
@@ -100,8 +101,8 @@ def print_outcome(run: RunRecord) -> None:
     if run.simulated:
         out.print("Acceptance is simulated: these are no speeds that a user gets.", style="yellow")
     if outcome.ratios:
-        out.print(_verdicts(outcome.ratios))
-        out.print(_latencies(outcome.ratios))
+        out.print(_verdicts(outcome.ratios), width=_WIDTH)
+        out.print(_latencies(outcome.ratios), width=_WIDTH)
     _print_difference(run)
     if outcome.outputs:
         _print_outputs(outcome.outputs)

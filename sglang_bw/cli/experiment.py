@@ -7,7 +7,7 @@ import signal
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 import platformdirs
@@ -33,13 +33,19 @@ from sglang_bw.launch.engine import Engine
 from sglang_bw.ledger.record import RunFile, RunRecord, read
 from sglang_bw.recipes import flags
 from sglang_bw.recipes.flags import Flags
-from sglang_bw.recipes.schema import DEVICES, Recipe
+from sglang_bw.recipes.schema import DEVICES, Device, Recipe
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 _ENV_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 
 
-class Share(click.ParamType):
+if TYPE_CHECKING:
+    _Type = click.ParamType[Any]
+else:
+    _Type = click.ParamType
+
+
+class Share(_Type):
     """``3%`` or ``0.03``."""
 
     name = "share"
@@ -57,7 +63,7 @@ class Share(click.ParamType):
         return share
 
 
-class Duration(click.ParamType):
+class Duration(_Type):
     """``90s``, ``20m``, ``2h``."""
 
     name = "duration"
@@ -71,7 +77,7 @@ class Duration(click.ParamType):
         return float(match[1]) * _UNITS[match[2] or "s"]
 
 
-class Numbers(click.ParamType):
+class Numbers(_Type):
     """``1,4,16``."""
 
     name = "numbers"
@@ -86,7 +92,7 @@ class Numbers(click.ParamType):
         return tuple(dict.fromkeys(int(part) for part in parts))
 
 
-class LimitsType(click.ParamType):
+class LimitsType(_Type):
     """``ttft=0.5,tpot=0.05``, seconds."""
 
     name = "limits"
@@ -304,7 +310,8 @@ class _Builder:
 
     def __init__(self, engine: Engine, device: str, port: int, both: Flags) -> None:
         self.engine = engine
-        self.device = devices.detect(engine_has_gpu_kernels=engine.has_gpu_kernels) if device == "auto" else device
+        found = devices.detect(engine_has_gpu_kernels=engine.has_gpu_kernels) if device == "auto" else device
+        self.device = cast(Device, found)
         self.port = port
         self.both = both
 
@@ -321,7 +328,7 @@ class _Builder:
             environ,
             port=port,
             speculate=speculate,
-            extra=extra,  # type: ignore[arg-type]
+            extra=extra,
         )
         command = _without(command, [key for key, value in changed.items() if value in (False, None)])
         env = {key: value for key, value in (changes or {}).items() if _ENV_NAME.fullmatch(key)}

@@ -247,8 +247,8 @@ class Experiment:
             )
         for ratio in drifted:
             self._warn(
-                f"the baseline drifted at concurrency {ratio.concurrency}: its last block ran at {ratio.drift:.3f} of "
-                "its first, more than blocks differ by chance"
+                f"the baseline drifted at concurrency {ratio.concurrency}: to {ratio.drift:.3f} of its first speed by the "
+                "last block, more than the interval; something else changed meanwhile (clocks, heat, another load)"
             )
         if not ratios and failure is None:
             self._warn("fewer than two rounds: there is no interval; give it more time with --budget")

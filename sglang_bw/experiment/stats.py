@@ -78,9 +78,8 @@ def ratio(logs: Array, *, level: float = LEVEL, draws: int = DRAWS, seed: int = 
         raise ValueError("needs finite numbers of at least two rounds")
     parts = _analyse(logs)
     means = _resample(parts, np.random.default_rng(seed), draws)
-    ends = bca(means, parts.mean, _influence(parts), level)
     stretch = _stretch(level, parts.df)
-    low, high = (parts.mean + (end - parts.mean) * stretch for end in ends)
+    low, high = (parts.mean + end * stretch for end in bca(means, 0.0, _influence(parts), level))
     return Interval(math.exp(parts.mean), math.exp(low), math.exp(high))
 
 
@@ -91,9 +90,11 @@ def bca(draws: Array, estimate: float, influence: Array, level: float) -> tuple[
     :param influence: of every resampled unit on the estimate, centred; gives the acceleration.
     :param level: coverage, between 0 and 1.
     """
-    if np.ptp(draws) < 1e-15 * max(1.0, abs(estimate)):  # nothing varies
+    if np.ptp(draws) < 1e-12:  # nothing varies
         return estimate, estimate
-    below = np.mean(draws < estimate) + np.mean(draws == estimate) / 2
+    # Draws that equal the estimate but for rounding count half: with few units there are many.
+    apart = np.sign(np.where(np.isclose(draws, estimate, rtol=0, atol=1e-12), 0, draws - estimate))
+    below = (1 - apart.mean()) / 2
     bias = special.ndtri(np.clip(below, 1 / len(draws), 1 - 1 / len(draws)))
     squares = float(np.sum(influence**2))
     acceleration = float(np.sum(influence**3)) / 6 / squares**1.5 if squares else 0.0
@@ -138,13 +139,13 @@ def _freedom(round_ms: float, prompt_ms: float, noise: float, count: int, width:
 
 
 def _resample(parts: _Parts, dice: np.random.Generator, draws: int) -> Array:
-    """Draw rounds, and then prompts, and average; one number a draw."""
+    """Draw rounds, and then prompts, and average; the distance from the mean, one number a draw."""
     count, width = parts.rest.shape
     # How often each round and prompt was drawn, as shares: a mean over the drawn ones is a product with these.
     by_round = dice.multinomial(count, np.full(count, 1 / count), draws) / count
     by_prompt = dice.multinomial(width, np.full(width, 1 / width), draws) / width
     rest = np.einsum("dr,rp,dp->d", by_round, parts.rest, by_prompt, optimize=True)
-    means: Array = parts.mean + by_round @ parts.rounds + by_prompt @ parts.prompts + rest
+    means: Array = by_round @ parts.rounds + by_prompt @ parts.prompts + rest
     return means
 
 

@@ -179,8 +179,8 @@ class Ratio(_Part):
     :ivar value: geometric mean over rounds and prompts.
     :ivar low: lower end of the 95 % interval.
     :ivar half_width: of the interval, as a share of the ratio.
-    :ivar drift: speed of the last over the first block of the baseline.
-    :ivar drifted: that is more than two blocks differ by chance.
+    :ivar drift: of the baseline: speed of its last over its first block, along a straight line through all of them.
+    :ivar drifted: that is more than chance, and more than the interval.
     :ivar round_cost: R, cost of a speculative round over a decode step: accept length / decode speed-up.
     """
 
