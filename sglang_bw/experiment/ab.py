@@ -169,7 +169,7 @@ class Experiment:
         refuses = self.settings.prompts.is_noise and not self.settings.allow_random
         if record.speculation and refuses:
             raise RefusedMeasurementError(
-                f"arm {name} speculates, and the prompts are random tokens: their accept length may be twice a real one",
+                f"arm {name} speculates, and random tokens inflate the accept length: it may be twice a real one",
                 hint="Take a set of real text (--prompts chat); --allow-random measures all the same.",
             )
         if before is None:
@@ -248,7 +248,7 @@ class Experiment:
         for ratio in drifted:
             self._warn(
                 f"the baseline drifted at concurrency {ratio.concurrency}: to {ratio.drift:.3f} of its first speed by the "
-                "last block, more than the interval; something else changed meanwhile (clocks, heat, another load)"
+                "last block, more than the interval; something else changed (clocks, heat, load)"
             )
         if not ratios and failure is None:
             self._warn("fewer than two rounds: there is no interval; give it more time with --budget")

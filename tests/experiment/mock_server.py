@@ -87,8 +87,8 @@ class Mock:
         if self.be.differs_at >= 0:
             ids[self.be.differs_at :] = [token + 1 for token in ids[self.be.differs_at :]]
         pace = self.be.token_s * (1 + self.be.slower * self.requests)
-        # Streams out of step, as an engine's own event loop spaces them out.
-        began = time.monotonic() - self.requests % 64 / 64 * pace
+        # Many streams: out of step, as an engine's own event loop spaces them out.
+        began = time.monotonic() - (self.requests % 64 / 64 * pace if self.be.stamps else 0)
         for events, start in enumerate(range(0, len(ids), self.be.burst), 1):
             if pace:
                 await asyncio.sleep(max(0.0, began + events * pace - time.monotonic()))
