@@ -34,13 +34,17 @@ CHAT = [
 CODE = [
     "Write a Python function that merges overlapping intervals. Explain its complexity and add three tests.",
     "Write a Python class for a least-recently-used cache without using functools or OrderedDict.",
-    "This function is slow for long lists. Rewrite it:\n\ndef unique(items):\n    out = []\n    for item in items:\n"
-    "        if item not in out:\n            out.append(item)\n    return out",
+    (
+        "This function is slow for long lists. Rewrite it:\n\ndef unique(items):\n    out = []\n    for item in items:\n"
+        "        if item not in out:\n            out.append(item)\n    return out"
+    ),
     "Write a bash script that renames every .jpeg below a folder to .jpg and prints what it did. Spaces may occur.",
     "Write an SQL query: for each customer, the date of the last order and the sum of the last three orders.",
     "Write a C function that reverses the words of a sentence in place. Say what it does with several blanks.",
-    "Find the mistake and correct it:\n\ndef average(values):\n    total = 0\n    for index in range(1, len(values)):\n"
-    "        total += values[index]\n    return total / len(values)",
+    (
+        "Find the mistake and correct it:\n\ndef average(values):\n    total = 0\n    for index in range(1, len(values)):\n"
+        "        total += values[index]\n    return total / len(values)"
+    ),
     "Write a TypeScript function that groups objects by a key, with types that keep the element type.",
     "Implement Dijkstra's shortest path in Python with heapq, and return the path as well as its length.",
     "Write a regular expression for dates such as 2026-03-09 and explain every part. Should it accept 2026-02-31?",
@@ -149,7 +153,7 @@ def _task(number: int, text: str, kit: str) -> Row:
 
 
 def _ledger(number: int) -> str:
-    """Some 350 entries of a delivery book, about 8000 tokens, and a question that needs several of them."""
+    """Return 350 entries of a delivery book, about 8000 tokens, and a question that needs several of them."""
     dice = random.Random(number)
     lines = [
         f"{n + 1}. {dice.choice(DAYS)}: {dice.choice(NAMES)} took {dice.randint(2, 60)} {dice.choice(THINGS)} from "
