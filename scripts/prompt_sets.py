@@ -35,15 +35,15 @@ CODE = [
     "Write a Python function that merges overlapping intervals. Explain its complexity and add three tests.",
     "Write a Python class for a least-recently-used cache without using functools or OrderedDict.",
     (
-        "This function is slow for long lists. Rewrite it:\n\ndef unique(items):\n    out = []\n    for item in items:\n"
-        "        if item not in out:\n            out.append(item)\n    return out"
+        "This function is slow for long lists. Rewrite it:\n\ndef unique(items):\n    out = []\n"
+        "    for item in items:\n        if item not in out:\n            out.append(item)\n    return out"
     ),
     "Write a bash script that renames every .jpeg below a folder to .jpg and prints what it did. Spaces may occur.",
     "Write an SQL query: for each customer, the date of the last order and the sum of the last three orders.",
     "Write a C function that reverses the words of a sentence in place. Say what it does with several blanks.",
     (
-        "Find the mistake and correct it:\n\ndef average(values):\n    total = 0\n    for index in range(1, len(values)):\n"
-        "        total += values[index]\n    return total / len(values)"
+        "Find the mistake and correct it:\n\ndef average(values):\n    total = 0\n"
+        "    for index in range(1, len(values)):\n        total += values[index]\n    return total / len(values)"
     ),
     "Write a TypeScript function that groups objects by a key, with types that keep the element type.",
     "Implement Dijkstra's shortest path in Python with heapq, and return the path as well as its length.",

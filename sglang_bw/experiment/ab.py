@@ -247,8 +247,8 @@ class Experiment:
             )
         for ratio in drifted:
             self._warn(
-                f"the baseline drifted at concurrency {ratio.concurrency}: to {ratio.drift:.3f} of its first speed by the "
-                "last block, more than the interval; something else changed (clocks, heat, load)"
+                f"the baseline drifted at concurrency {ratio.concurrency}: to {ratio.drift:.3f} of its first speed by "
+                "the last block, more than the interval; something else changed (clocks, heat, load)"
             )
         if not ratios and failure is None:
             self._warn("fewer than two rounds: there is no interval; give it more time with --budget")

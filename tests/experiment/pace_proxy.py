@@ -1,4 +1,4 @@
-"""A proxy that plants a slowdown: whatever a server takes to say something, the proxy takes ``factor`` times as long."""
+"""A proxy that plants a slowdown: it takes ``factor`` times as long as the server."""
 
 from __future__ import annotations
 
