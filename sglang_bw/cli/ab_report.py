@@ -15,7 +15,7 @@ from sglang_bw.experiment.arm import Name
 from sglang_bw.launch.startup import Phase, Startup
 from sglang_bw.ledger.record import ArmNumbers, ArmRecord, OutputComparison, Ratio, RunRecord
 
-_WIDTH = None if out.is_terminal else 140  # a file has no width of its own, and 80 breaks the tables
+_FILE_WIDTH = 140  # a file has no width of its own, and rich's 80 breaks the tables
 _STYLES = {"faster": "green", "slower": "red", "undecided": "yellow"}
 
 
@@ -96,13 +96,15 @@ def print_outcome(run: RunRecord) -> None:
     outcome = run.outcome
     if outcome is None:
         return
+    if not out.is_terminal:
+        out.width = max(out.width, _FILE_WIDTH)
     for arm in run.arms:
         out.print(_identity(arm), markup=False)
     if run.simulated:
         out.print("Acceptance is simulated: these are no speeds that a user gets.", style="yellow")
     if outcome.ratios:
-        out.print(_verdicts(outcome.ratios), width=_WIDTH)
-        out.print(_latencies(outcome.ratios), width=_WIDTH)
+        out.print(_verdicts(outcome.ratios))
+        out.print(_latencies(outcome.ratios))
     _print_difference(run)
     if outcome.outputs:
         _print_outputs(outcome.outputs)
