@@ -12,7 +12,7 @@ import numpy as np
 from scipy import special
 
 from sglang_bw.experiment import stats
-from sglang_bw.experiment.quantiles import Quantiles, quantiles
+from sglang_bw.experiment.quantiles import Quantiles, middle, quantiles
 from sglang_bw.ledger.record import ArmNumbers, Block, Difference, GpuUse, OutputComparison, Ratio, RequestRow
 
 SMALL_BATCH = 4
@@ -111,7 +111,7 @@ def numbers(blocks: Sequence[Block], limits: Limits) -> ArmNumbers:
         tok_s_user=statistics.median(speeds) if speeds else 0.0,
         ttft_s=_spread(row.ttft_s for row in rows),
         tpot_s=_spread(row.tpot_s for row in rows),
-        itl_s=_middle([block.spread_s for block in blocks if block.spread_s]),
+        itl_s=middle([block.spread_s for block in blocks if block.spread_s]),
         e2e_s=_spread(row.e2e_s for row in rows),
         goodput=sum(map(limits.met, rows)) / seconds if limits else None,
         accept_length=1 + accepted / rounds if rounds else None,
@@ -205,14 +205,6 @@ def _round_cost(
 
 def _spread(values: Iterable[float | None]) -> Quantiles:
     return quantiles([value for value in values if value is not None])
-
-
-def _middle(spreads: Sequence[Quantiles]) -> Quantiles:
-    """Return the median over blocks of each quantile."""
-    if not spreads:
-        return (0.0, 0.0, 0.0)
-    low, middle, high = (statistics.median(column) for column in zip(*spreads, strict=True))
-    return (low, middle, high)
 
 
 def _mean(values: Sequence[float]) -> float | None:
