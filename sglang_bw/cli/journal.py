@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from sglang_bw.cli.console import err
 from sglang_bw.errors import BwError, EngineStartError
@@ -12,6 +13,7 @@ from sglang_bw.launch.server import InterruptedStartError, Server, StartTimeoutE
 from sglang_bw.launch.warmup import Report
 from sglang_bw.ledger.entry import Entry
 from sglang_bw.ledger.failure import FailureClass
+from sglang_bw.ledger.record import read
 from sglang_bw.ledger.store import Ledger
 
 # The first line of evidence is the cause; more than this of it is for `ledger show`.
@@ -80,6 +82,16 @@ class Journal:
                 ledger.add(entry)
         except BwError as error:
             err.print(f"warning: the ledger was not written: {error.message}", style="yellow", markup=False)
+
+
+def remember(path: Path) -> None:
+    """Put a run file into the ledger; one that is not there yet, or a ledger that cannot be written, is no error."""
+    try:
+        run = read(path)
+        with Ledger() as ledger:
+            ledger.add_run(run, artefacts=(str(path),))
+    except BwError as error:
+        err.print(f"warning: the run is not in the ledger: {error.message}", style="yellow", markup=False)
 
 
 def known_failure(failures: list[Entry]) -> str:

@@ -15,12 +15,14 @@ from sglang_bw.experiment import arm as arms
 from sglang_bw.experiment import load, verdict
 from sglang_bw.experiment.arm import Arm, ArmPlan, Name
 from sglang_bw.experiment.client import Sampling, StreamFailedError
-from sglang_bw.experiment.prompts import PromptSet
+from sglang_bw.experiment.prompts import Prompt, PromptSet
+from sglang_bw.experiment.quantiles import middle
 from sglang_bw.experiment.verdict import Limits
 from sglang_bw.host import fingerprint
 from sglang_bw.ledger.record import ArmRecord, Block, Outcome, Ratio, RunFile, RunRecord
 
 LEAST_ROUNDS = 6
+_PARTS = 8
 MOST_ROUNDS = 40
 _SIMULATION = "SGLANG_SIMULATE_ACC_LEN"
 _OTHER_KV_POOL = 0.05
@@ -38,7 +40,7 @@ class Settings:
     """
 
     prompts: PromptSet
-    sampling: Sampling = Sampling()
+    sampling: Sampling = field(default_factory=Sampling)
     concurrencies: tuple[int, ...] = (1,)
     rounds: int | None = None
     within: float = 0.03
@@ -67,14 +69,14 @@ class Pair:
     def __init__(self, plans: tuple[ArmPlan, ArmPlan], start: Callable[[ArmPlan], Arm], *, together: bool) -> None:
         self._plans: dict[Name, ArmPlan] = {plan.name: plan for plan in plans}
         self._start = start
-        self._together = together
+        self.together = together
         self._running: dict[Name, Arm] = {}
 
     def use(self, name: Name) -> tuple[Arm, bool]:
         """Return an arm that runs, and whether it has just been started."""
         if name in self._running:
             return self._running[name], False
-        if not self._together:
+        if not self.together:
             self.close()
         self._running[name] = self._start(self._plans[name])
         return self._running[name], True
@@ -123,9 +125,11 @@ class Experiment:
         began = time.monotonic()
         number, ratios = 0, []
         while True:
-            order: tuple[Name, Name] = ("A", "B") if number % 2 == 0 else ("B", "A")
-            for name in order:
-                self._visit(name, number)
+            if self.pair.together:
+                self._alternate(number)
+            else:
+                for name in _order(number):
+                    self._visit(name, number)
             number += 1
             ratios = self._ratios()
             self.watcher.round_over(number, [(ratio.concurrency, ratio.value, ratio.half_width) for ratio in ratios])
@@ -144,20 +148,40 @@ class Experiment:
         return number >= MOST_ROUNDS or all(ratio.half_width <= self.settings.within for ratio in ratios)
 
     def _visit(self, name: Name, number: int) -> None:
+        """Measure the whole block of one arm: the other is not up."""
+        arm = self._enter(name)
+        for concurrency in self.settings.concurrencies:
+            self._keep(self._measure(arm, number, concurrency, self.settings.prompts.prompts))
+
+    def _alternate(self, number: int) -> None:
+        """Measure a round of arms that are both up: a part of the block on one, on the other, then the next part.
+
+        What disturbs a machine for seconds meets both arms then.
+        """
+        running = {name: self._enter(name) for name in _order(number)}
+        prompts = self.settings.prompts.prompts
+        for concurrency in self.settings.concurrencies:
+            size = max(2 * concurrency, -(-len(prompts) // _PARTS))
+            found: dict[Name, list[Block]] = {name: [] for name in _order(number)}
+            for turn, start in enumerate(range(0, len(prompts), size)):
+                for name in _order(number + turn):
+                    part = prompts[start : start + size]
+                    found[name].append(self._measure(running[name], number, concurrency, part, flush=turn == 0))
+            for parts in found.values():
+                self._keep(_joined(parts, len(self.blocks)))
+
+    def _enter(self, name: Name) -> Arm:
+        """Return an arm that runs, is what it should be, and is warm."""
         arm, is_new = self.pair.use(name)
         if is_new:
             self._introduce(arm)
-        try:
             for concurrency in self.settings.concurrencies:
-                if is_new:
-                    self._measure(arm, -1, concurrency)
-                block = self._measure(arm, number, concurrency)
-                self.blocks.append(block)
-                self.file.write(block)
-        except LoadError as error:
-            if reason := self.pair.why(name):
-                error.message = f"{reason}; seen as: {error.message}"
-            raise
+                self._measure(arm, -1, concurrency, self.settings.prompts.prompts[: max(concurrency, 2)])
+        return arm
+
+    def _keep(self, block: Block) -> None:
+        self.blocks.append(block)
+        self.file.write(block)
 
     def _introduce(self, arm: Arm) -> None:
         """Write down what an arm is; one that was started again must be the same as before."""
@@ -167,9 +191,10 @@ class Experiment:
                 f"arm {name} is configured differently after a restart: {', '.join(changed)}",
                 hint="Fix what changed by a flag, for example --set mem-fraction-static=0.8.",
             )
-        if record.speculation and self.settings.prompts.is_noise and not self.settings.allow_random:
+        refuses = self.settings.prompts.is_noise and not self.settings.allow_random
+        if record.speculation and refuses:
             raise RefusedMeasurementError(
-                f"arm {name} speculates, and the prompts are random tokens: their accept length is up to twice a real one",
+                f"arm {name} speculates, and random tokens inflate the accept length: it may be twice a real one",
                 hint="Take a set of real text (--prompts chat); --allow-random measures all the same.",
             )
         if before is None:
@@ -189,11 +214,19 @@ class Experiment:
         if a.graphs != b.graphs:
             self._warn(f"decode graphs: {a.graphs} in A, {b.graphs} in B")
 
-    def _measure(self, arm: Arm, number: int, concurrency: int) -> Block:
-        settings, prompts = self.settings, self.settings.prompts.prompts
-        if number < 0:  # a warm-up: every batch size once, nothing of it is kept
-            prompts = prompts[: max(concurrency, 2)]
-        if settings.flush:
+    def _measure(
+        self, arm: Arm, number: int, concurrency: int, prompts: tuple[Prompt, ...], *, flush: bool = True
+    ) -> Block:
+        try:
+            return self._ask(arm, number, concurrency, prompts, flush=flush)
+        except LoadError as error:
+            if reason := self.pair.why(arm.plan.name):
+                error.message = f"{reason}; seen as: {error.message}"
+            raise
+
+    def _ask(self, arm: Arm, number: int, concurrency: int, prompts: tuple[Prompt, ...], *, flush: bool) -> Block:
+        settings = self.settings
+        if settings.flush and flush:
             arm.flush()
         self.watcher.block(arm.plan.name, number, concurrency, len(prompts))
         began = datetime.now(UTC)
@@ -208,8 +241,9 @@ class Experiment:
             )
         if found.client_is_slow and number >= 0:
             self._warn(
-                f"the client may be the bottleneck at concurrency {concurrency}: a token waits {found.lag_s * 1000:.1f} ms "
-                f"for it, and it uses {found.cpu:.0%} of a core; run it on another machine, with --url"
+                f"the client may be the bottleneck at concurrency {concurrency}: its own work is late by "
+                f"{found.lag_s * 1000:.1f} ms, and it uses {found.cpu:.0%} of a core; free a core for it, or run it on "
+                "another machine with --url"
             )
         return Block(
             arm=arm.plan.name,
@@ -241,13 +275,13 @@ class Experiment:
         drifted = [ratio for ratio in ratios if ratio.drifted]
         for ratio in broken:
             self._warn(
-                f"R is {ratio.round_cost:.2f} at concurrency {ratio.concurrency}: a speculative round cannot be cheaper "
+                f"R is {ratio.round_cost:.2f} at concurrency {ratio.concurrency}: a speculative round cannot cost less "
                 "than a decode step; the baseline is broken (no decode graph? another load on the machine?)"
             )
         for ratio in drifted:
             self._warn(
-                f"the baseline drifted at concurrency {ratio.concurrency}: its last block ran at {ratio.drift:.3f} of "
-                "its first, more than blocks differ by chance"
+                f"the baseline drifted at concurrency {ratio.concurrency}: to {ratio.drift:.3f} of its first speed by "
+                "the last block, more than the interval; something else changed (clocks, heat, load)"
             )
         if not ratios and failure is None:
             self._warn("fewer than two rounds: there is no interval; give it more time with --budget")
@@ -268,6 +302,30 @@ class Experiment:
     def _warn(self, text: str) -> None:
         if text not in self._warnings:
             self._warnings.append(text)
+
+
+def _order(number: int) -> tuple[Name, Name]:
+    return ("A", "B") if number % 2 == 0 else ("B", "A")
+
+
+def _joined(parts: Sequence[Block], position: int) -> Block:
+    """Return the parts of a block as one."""
+    spreads = [part.spread_s for part in parts if part.spread_s]
+    first, offset, rows = parts[0], 0.0, []
+    for part in parts:
+        rows += [row.model_copy(update={"began_s": row.began_s + offset}) for row in part.rows]
+        offset += part.seconds
+    return first.model_copy(
+        update={
+            "position": position,
+            "seconds": offset,
+            "rows": tuple(rows),
+            "spread_s": middle(spreads) if spreads else None,
+            "client_lag_s": max(part.client_lag_s for part in parts),
+            "client_cpu": max(part.client_cpu for part in parts),
+            "kv_use": max((part.kv_use for part in parts if part.kv_use is not None), default=None),
+        }
+    )
 
 
 def head(

@@ -38,25 +38,29 @@ class KeptPair(Pair):
         self._running.update(kept)
         self._kept = kept
         self._met: set[Name] = set()
-        self.last: Name = "A"
+        self.starting: Name | None = None
 
     def start_both(self) -> None:
         """Start what does not run yet, where both fit: the time that it takes is no part of a trial's budget."""
-        for name in ("A", "B") if self._together else ():
-            self.last = name
-            super().use(name)
+        for name in ("A", "B") if self.together else ():
+            self._known(name)
 
     def use(self, name: Name) -> tuple[Arm, bool]:
         """Return an arm that runs, and whether this trial has not seen it yet."""
-        self.last = name
-        arm, is_new = super().use(name)
+        arm, is_new = self._known(name)
         is_new = is_new or name not in self._met
         self._met.add(name)
         return arm, is_new
 
+    def _known(self, name: Name) -> tuple[Arm, bool]:
+        self.starting = name  # stays so when the start fails
+        found = super().use(name)
+        self.starting = None
+        return found
+
     def close(self) -> None:
         """Stop what runs, but for a baseline that can stay."""
-        if self._together and (baseline := self._running.pop("A", None)):
+        if self.together and (baseline := self._running.pop("A", None)):
             self._kept["A"] = baseline
         super().close()
 
@@ -126,7 +130,8 @@ class ServerBench:
             trial.is_decided = is_decided
             trial.run()
         except BwError as error:
-            if pair.last == "A":
+            baseline = self.kept.get("A")
+            if pair.starting == "A" or (baseline and baseline.why_it_ended()):
                 raise tune.guard(error) from error
             return None, self._failed(attempt, error, path)
         finally:

@@ -103,7 +103,7 @@ class Arrivals:
         if "error" in event:
             raise ServerError(event["error"])
         choices = event.get("choices") or []
-        new = any([self._take_choice(choice) for choice in choices])
+        new = any(list(map(self._take_choice, choices)))  # each of them, so no generator
         if usage := event.get("usage"):
             self.usage = usage
             tokens = int(usage.get("completion_tokens") or 0)

@@ -29,7 +29,7 @@ class GpuSampler:
 
     def _open(self) -> None:
         try:
-            import pynvml  # type: ignore[import-untyped, unused-ignore]
+            import pynvml
 
             pynvml.nvmlInit()
             self._boards = [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]

@@ -19,6 +19,7 @@ RANDOM = "random"
 _RANDOM_LENGTH = 128
 # Text in natural languages and code keeps to one or two scripts; decoded random tokens mix everything a vocabulary has.
 _SCRIPTS_OF_NOISE = 4
+_EAST_ASIAN = {"HIRAGANA", "KATAKANA", "HANGUL", "FULLWIDTH", "HALFWIDTH", "BOPOMOFO"}
 _FORMS = (
     "Known forms, one object a line: {'messages': [...]}, {'prompt': '...'}, {'conversations': [...]} (ShareGPT), "
     "{'body': {...}} (OpenAI batch)."
@@ -104,9 +105,13 @@ def load(name: str, *, seed: int = 0) -> PromptSet:
 
 
 def scripts(text: str) -> set[str]:
-    """Return the writing systems of the letters in a text, each by the first word of its Unicode names."""
+    """Return the writing systems of the letters in a text, each by the first word of its Unicode names.
+
+    Chinese, Japanese and Korean writing counts as one: it is mixed in ordinary text.
+    """
     letters = {letter for letter in text if letter.isalpha()}
-    return {unicodedata.name(letter, "").partition(" ")[0] for letter in letters} - {""}
+    names = {unicodedata.name(letter, "").partition(" ")[0].partition("-")[0] for letter in letters} - {""}
+    return {"CJK" if name in _EAST_ASIAN else name for name in names}
 
 
 def _folder() -> Path:
@@ -140,7 +145,7 @@ def _read(where: str, row: Any) -> Prompt:
         raise PromptsError(f"{where}: a prompt is an object, not {row!r:.60}", hint=_FORMS)
     name = str(row.get("id") or row.get("custom_id") or where)
     body = row["body"] if isinstance(row.get("body"), dict) else row
-    limit = body.get("max_tokens") or body.get("max_completion_tokens")
+    limit = body.get("max_tokens", body.get("max_completion_tokens"))
     if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
         raise PromptsError(f"{where}: max_tokens is {limit!r}, not a number from 1 on")
     if "conversations" in body:

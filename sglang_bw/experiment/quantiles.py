@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 
 Quantiles = tuple[float, float, float]
@@ -15,3 +16,11 @@ def quantiles(values: Sequence[float]) -> Quantiles:
         return (0.0, 0.0, 0.0)
     low, middle, high = (ordered[min(len(ordered) - 1, int(len(ordered) * level))] for level in LEVELS)
     return (low, middle, high)
+
+
+def middle(spreads: Sequence[Quantiles]) -> Quantiles:
+    """Return the median over blocks of each quantile; zeros for nothing."""
+    if not spreads:
+        return (0.0, 0.0, 0.0)
+    low, center, high = (statistics.median(column) for column in zip(*spreads, strict=True))
+    return (low, center, high)

@@ -5,8 +5,9 @@ machine does in a round, which all its prompts share, and how a prompt takes to 
 So rounds and prompts are resampled, both, and what is left over separately. Resampled as they stand, round means would
 carry the leftover noise a second time, and prompt means a third; each is shrunk to what exceeds that noise (Davison
 and Hinkley, Bootstrap Methods and their Application, 1997, section 3.8; the moments are those of a two-way analysis of
-variance). The interval is BCa (Efron 1987). With few rounds its level is widened from the normal to Student's
-quantile (Hesterberg, The American Statistician 69, 2015), with Satterthwaite's degrees of freedom.
+variance). The interval is BCa (Efron 1987). For few rounds a bootstrap is too narrow, as a normal interval is
+(Hesterberg, The American Statistician 69, 2015): its ends are moved outwards in the proportion of Student's quantile to
+the normal one, with Satterthwaite's degrees of freedom.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ def ratio(logs: Array, *, level: float = LEVEL, draws: int = DRAWS, seed: int = 
         raise ValueError("needs finite numbers of at least two rounds")
     parts = _analyse(logs)
     means = _resample(parts, np.random.default_rng(seed), draws)
-    low, high = bca(means, parts.mean, _influence(parts), _widened(level, parts.df))
+    stretch = _stretch(level, parts.df)
+    low, high = (parts.mean + end * stretch for end in bca(means, 0.0, _influence(parts), level))
     return Interval(math.exp(parts.mean), math.exp(low), math.exp(high))
 
 
@@ -88,9 +90,11 @@ def bca(draws: Array, estimate: float, influence: Array, level: float) -> tuple[
     :param influence: of every resampled unit on the estimate, centred; gives the acceleration.
     :param level: coverage, between 0 and 1.
     """
-    if np.ptp(draws) < 1e-15 * max(1.0, abs(estimate)):  # nothing varies
+    if np.ptp(draws) < 1e-12:  # nothing varies
         return estimate, estimate
-    below = np.mean(draws < estimate) + np.mean(draws == estimate) / 2
+    # Draws that equal the estimate but for rounding count half: with few units there are many.
+    apart = np.sign(np.where(np.isclose(draws, estimate, rtol=0, atol=1e-12), 0, draws - estimate))
+    below = (1 - apart.mean()) / 2
     bias = special.ndtri(np.clip(below, 1 / len(draws), 1 - 1 / len(draws)))
     squares = float(np.sum(influence**2))
     acceleration = float(np.sum(influence**3)) / 6 / squares**1.5 if squares else 0.0
@@ -127,22 +131,21 @@ def _scale(mean_square: float, noise: float, count: int) -> float:
 
 
 def _freedom(round_ms: float, prompt_ms: float, noise: float, count: int, width: int) -> float:
-    terms = [(max(round_ms - noise, 0.0), count - 1), (max(prompt_ms - noise, 0.0), width - 1)]
-    terms.append((noise, max((count - 1) * (width - 1), 1)))
+    """Return Satterthwaite's degrees of freedom of ``round_ms + prompt_ms - noise``, without what noise explains."""
+    shared = [(ms, size - 1) for ms, size in ((round_ms, count), (prompt_ms, width)) if ms > noise]
+    terms = [*shared, ((1 - len(shared)) * noise, max((count - 1) * (width - 1), 1))]
     total = sum(part for part, _ in terms)
-    if not total:
-        return math.inf
-    return total**2 / sum(part**2 / df for part, df in terms if part)
+    return total**2 / sum(part**2 / df for part, df in terms) if total else math.inf
 
 
 def _resample(parts: _Parts, dice: np.random.Generator, draws: int) -> Array:
-    """Draw rounds, and then prompts, and average; one number a draw."""
+    """Draw rounds, and then prompts, and average; the distance from the mean, one number a draw."""
     count, width = parts.rest.shape
     # How often each round and prompt was drawn, as shares: a mean over the drawn ones is a product with these.
     by_round = dice.multinomial(count, np.full(count, 1 / count), draws) / count
     by_prompt = dice.multinomial(width, np.full(width, 1 / width), draws) / width
     rest = np.einsum("dr,rp,dp->d", by_round, parts.rest, by_prompt, optimize=True)
-    means: Array = parts.mean + by_round @ parts.rounds + by_prompt @ parts.prompts + rest
+    means: Array = by_round @ parts.rounds + by_prompt @ parts.prompts + rest
     return means
 
 
@@ -150,8 +153,7 @@ def _influence(parts: _Parts) -> Array:
     return np.concatenate([parts.rounds / len(parts.rounds), parts.prompts / len(parts.prompts)])
 
 
-def _widened(level: float, df: float) -> float:
-    """Return the level at which a normal quantile is as large as Student's at ``level``."""
-    if math.isinf(df):
-        return level
-    return float(1 - 2 * special.ndtr(-special.stdtrit(df, (1 + level) / 2)))
+def _stretch(level: float, df: float) -> float:
+    """Return Student's quantile over the normal one."""
+    tail = (1 + level) / 2
+    return 1.0 if math.isinf(df) else float(special.stdtrit(df, tail) / special.ndtri(tail))

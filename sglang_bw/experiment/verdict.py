@@ -9,14 +9,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from scipy import special
 
 from sglang_bw.experiment import stats
-from sglang_bw.experiment.quantiles import Quantiles, quantiles
+from sglang_bw.experiment.quantiles import Quantiles, middle, quantiles
 from sglang_bw.ledger.record import ArmNumbers, Block, Difference, GpuUse, OutputComparison, Ratio, RequestRow
 
 SMALL_BATCH = 4
 LEAST_DRIFT = math.log(1.01)
 _SHOWN = 12
+_LINE = 3
 
 Measure = Callable[[RequestRow], float | None]
 
@@ -52,7 +54,7 @@ def log_ratios(blocks: Iterable[Block], concurrency: int, measure: Measure = spe
     """Return ln(B / A), shape (rounds, prompts): complete rounds, and prompts that have a value in each of them."""
     a, b = (_matrix(blocks, name, concurrency, measure) for name in ("A", "B"))
     rounds = min(len(a), len(b))
-    if rounds == 0:  # one arm has not run, and its matrix has no columns
+    if not rounds:
         return np.empty((0, 0))
     logs = np.log(b[:rounds]) - np.log(a[:rounds])
     return logs[:, np.isfinite(logs).all(axis=0)]
@@ -75,7 +77,7 @@ def ratio(blocks: Sequence[Block], concurrency: int, limits: Limits, speculates:
         return None
     shape = log_ratios(blocks, concurrency).shape
     a, b = (numbers([x for x in blocks if x.arm == name and x.concurrency == concurrency], limits) for name in "AB")
-    drift, drifted = _drift(blocks, concurrency, found, shape[0])
+    drift, drifted = _drift(blocks, concurrency, found)
     return Ratio(
         concurrency=concurrency,
         value=found.value,
@@ -109,7 +111,7 @@ def numbers(blocks: Sequence[Block], limits: Limits) -> ArmNumbers:
         tok_s_user=statistics.median(speeds) if speeds else 0.0,
         ttft_s=_spread(row.ttft_s for row in rows),
         tpot_s=_spread(row.tpot_s for row in rows),
-        itl_s=_middle([block.spread_s for block in blocks if block.spread_s]),
+        itl_s=middle([block.spread_s for block in blocks if block.spread_s]),
         e2e_s=_spread(row.e2e_s for row in rows),
         goodput=sum(map(limits.met, rows)) / seconds if limits else None,
         accept_length=1 + accepted / rounds if rounds else None,
@@ -170,17 +172,23 @@ def _matrix(blocks: Iterable[Block], arm: str, concurrency: int, measure: Measur
     return np.array(rows) if rows else np.empty((0, 0))
 
 
-def _drift(blocks: Sequence[Block], concurrency: int, found: stats.Interval, rounds: int) -> tuple[float, bool]:
-    """Compare the baseline's last block with its first.
+def _drift(blocks: Sequence[Block], concurrency: int, found: stats.Interval) -> tuple[float, bool]:
+    """Return the trend of the baseline from its first to its last block, and whether it spoils the run.
 
-    The interval is that of a mean over rounds; a single round stays within ``sqrt(rounds)`` of it, and a baseline that
-    moved further than that moved by more than chance.
+    A straight line through the blocks' mean logarithms; it counts when its own 95 % interval leaves zero out, and it
+    is larger than the half-width of the ratio's.
     """
     speeds = np.log(_matrix(blocks, "A", concurrency, speed))
-    moved = speeds[-1] - speeds[0]
-    drift = float(np.mean(moved[np.isfinite(moved)])) if np.isfinite(moved).any() else 0.0
-    reach = (math.log(found.high) - math.log(found.low)) / 2 * math.sqrt(rounds)
-    return math.exp(drift), abs(drift) > max(reach, LEAST_DRIFT)
+    means = speeds[:, np.isfinite(speeds).all(axis=0)].mean(axis=1)
+    steps = np.arange(len(means)) - (len(means) - 1) / 2
+    slope = float(steps @ means / (steps @ steps))
+    moved = slope * (len(means) - 1)
+    if len(means) < _LINE:
+        return math.exp(moved), False
+    rest = means - means.mean() - slope * steps
+    error = math.sqrt(float(rest @ rest) / (len(means) - 2) / float(steps @ steps)) * (len(means) - 1)
+    is_chance = abs(moved) <= error * float(special.stdtrit(len(means) - 2, 0.975))
+    return math.exp(moved), not is_chance and abs(moved) > max(found.half_width, LEAST_DRIFT)
 
 
 def _round_cost(
@@ -197,14 +205,6 @@ def _round_cost(
 
 def _spread(values: Iterable[float | None]) -> Quantiles:
     return quantiles([value for value in values if value is not None])
-
-
-def _middle(spreads: Sequence[Quantiles]) -> Quantiles:
-    """Return the median over blocks of each quantile."""
-    if not spreads:
-        return (0.0, 0.0, 0.0)
-    low, middle, high = (statistics.median(column) for column in zip(*spreads, strict=True))
-    return (low, middle, high)
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -179,8 +179,8 @@ class Ratio(_Part):
     :ivar value: geometric mean over rounds and prompts.
     :ivar low: lower end of the 95 % interval.
     :ivar half_width: of the interval, as a share of the ratio.
-    :ivar drift: speed of the last over the first block of the baseline.
-    :ivar drifted: that is more than two blocks differ by chance.
+    :ivar drift: of the baseline: speed of its last over its first block, along a straight line through all of them.
+    :ivar drifted: that is more than chance, and more than the interval.
     :ivar round_cost: R, cost of a speculative round over a decode step: accept length / decode speed-up.
     """
 
@@ -233,8 +233,9 @@ class Outcome(_Part):
     """The end of a run.
 
     :ivar valid: false when a guard says that the numbers must not be used.
-    :ivar failure: class of what ended the run early: ``start-failed``, ``wrong-arm``, ``server-died``, ``server-error``,
-        ``timeout``, ``bad-stream``, ``prompts``, ``interrupted``, ``other``; ``None`` for a run that came to its end.
+    :ivar failure: class of what ended the run early: ``start-failed``, ``wrong-arm``, ``server-died``,
+        ``server-error``, ``timeout``, ``bad-stream``, ``prompts``, ``interrupted``, ``other``; ``None`` for a run that
+        came to its end.
     """
 
     kind: Literal["outcome"] = "outcome"
@@ -281,11 +282,11 @@ class RunFile:
         :raises OutputError: it exists, or cannot be written.
         """
         self.path = path
+        if path.exists():
+            raise OutputError(f"{path} is there already", hint="Name another file with --record.")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("x", encoding="utf-8")
-        except FileExistsError as error:
-            raise OutputError(f"{path} is there already", hint="Name another file with --record.") from error
         except OSError as error:
             raise self._error(error) from error
 

@@ -70,9 +70,6 @@ class Mock:
             return self.reply(writer, {"requests": self.requests, "flushed": self.flushed})
         self.requests += 1
         fault = self.be.fault if self.requests > self.be.fault_after else ""
-        return await self.generate(body, writer, fault)
-
-    async def generate(self, body: dict, writer: asyncio.StreamWriter, fault: str) -> None:
         if fault == "500":
             return self.reply(writer, {"error": {"message": "CUDA error: out of memory"}}, 500)
         if fault == "context":
@@ -80,6 +77,9 @@ class Mock:
             return self.reply(writer, {"object": "error", "message": text, "code": 400}, 400)
         if fault == "never":
             await asyncio.sleep(600)
+        return await self.generate(body, writer, fault)
+
+    async def generate(self, body: dict, writer: asyncio.StreamWriter, fault: str) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
         chat = "messages" in body
         asked = json.dumps(body.get("messages") or body["prompt"])
@@ -87,8 +87,8 @@ class Mock:
         if self.be.differs_at >= 0:
             ids[self.be.differs_at :] = [token + 1 for token in ids[self.be.differs_at :]]
         pace = self.be.token_s * (1 + self.be.slower * self.requests)
-        # Streams out of step, as an engine's own event loop spaces them out.
-        began = time.monotonic() - self.requests % 64 / 64 * pace
+        # Many streams: out of step, as an engine's own event loop spaces them out.
+        began = time.monotonic() - (self.requests % 64 / 64 * pace if self.be.stamps else 0)
         for events, start in enumerate(range(0, len(ids), self.be.burst), 1):
             if pace:
                 await asyncio.sleep(max(0.0, began + events * pace - time.monotonic()))
