@@ -41,18 +41,22 @@ class Tree:
         return self._read[1]()
 
     @cached_property
-    def _texts(self) -> tuple[bytes, bytes]:
-        return _python(self.old), _python(self.files)
+    def _old_text(self) -> bytes:
+        return _python(self.old)
+
+    @cached_property
+    def _new_text(self) -> bytes:
+        return _python(self.files)
 
     @functools.cache  # noqa: B019, a tree lives as long as its rebase
     def had(self, word: str) -> bool:
         """Whether a word stands in any Python file of the old release."""
-        return _has_word(self._texts[0], word.encode())
+        return _has_word(self._old_text, word.encode())
 
     @functools.cache  # noqa: B019
     def has(self, word: str) -> bool:
         """Whether a word stands in any Python file of the new release."""
-        return _has_word(self._texts[1], word.encode())
+        return _has_word(self._new_text, word.encode())
 
     @functools.cache  # noqa: B019
     def renamed(self, path: str) -> str:
