@@ -151,4 +151,5 @@ def test_a_client_that_cannot_keep_up_says_so(mock: StartMock, monkeypatch: pyte
         take(self, payload, now)
 
     monkeypatch.setattr(client.Arrivals, "take", slow)
-    assert load.run_block(mock(token_s=0.002), many(16), Sampling(max_tokens=20), 16).client_is_slow
+    found = load.run_block(mock(token_s=0.002), many(16), Sampling(max_tokens=20), 16)
+    assert load.is_slow(found.lag_s, found.cpu)
