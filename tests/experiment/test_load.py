@@ -123,7 +123,7 @@ def test_256_streams_wait_less_than_a_millisecond(mock: StartMock, monkeypatch: 
     """The server writes into each event when it sent it; both need a core that nobody else wants."""
     if os.getloadavg()[0] > (os.cpu_count() or 1) - 1:
         pytest.skip("the machine is busy: waiting for a core would be measured")
-    url = mock(token_s=0.04, stamps=True)
+    url = mock(token_s=0.08, stamps=True)
     late: list[float] = []
     take = Arrivals.take
 
