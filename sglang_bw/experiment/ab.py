@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -239,12 +240,6 @@ class Experiment:
                 api_key=arm.plan.api_key,
                 on_done=self.watcher.answered,
             )
-        if found.client_is_slow and number >= 0:
-            self._warn(
-                f"the client may be the bottleneck at concurrency {concurrency}: its own work is late by "
-                f"{found.lag_s * 1000:.1f} ms, and it uses {found.cpu:.0%} of a core; free a core for it, or run it on "
-                "another machine with --url"
-            )
         return Block(
             arm=arm.plan.name,
             round=max(number, 0),
@@ -271,6 +266,7 @@ class Experiment:
 
     def _end(self, failure: str | None, text: str | None) -> Outcome:
         ratios = self._ratios()
+        self._look_at_the_client()
         broken = [ratio for ratio in ratios if verdict.is_broken(ratio)]
         drifted = [ratio for ratio in ratios if ratio.drifted]
         for ratio in broken:
@@ -299,9 +295,20 @@ class Experiment:
         self.file.close()
         return outcome
 
+    def _look_at_the_client(self) -> None:
+        for concurrency in self.settings.concurrencies:
+            blocks = [block for block in self.blocks if block.concurrency == concurrency]
+            lag = statistics.median(block.client_lag_s for block in blocks) if blocks else 0.0
+            cpu = statistics.median(block.client_cpu for block in blocks) if blocks else 0.0
+            if load.is_slow(lag, cpu):
+                self._warn(
+                    f"the client may be the bottleneck at concurrency {concurrency}: its own work is late by "
+                    f"{lag * 1000:.1f} ms, and it uses {cpu:.0%} of a core; free a core for it, or run it on another "
+                    "machine with --url"
+                )
+
     def _warn(self, text: str) -> None:
-        if text not in self._warnings:
-            self._warnings.append(text)
+        self._warnings.append(text)
 
 
 def _order(number: int) -> tuple[Name, Name]:

@@ -43,10 +43,10 @@ class Measured:
     cpu: float
     kv_use: float | None
 
-    @property
-    def client_is_slow(self) -> bool:
-        """Whether the client, and not the server, may have set the speed."""
-        return self.lag_s > TOO_LATE_S or self.cpu > TOO_BUSY
+
+def is_slow(lag_s: float, cpu: float) -> bool:
+    """Tell whether the client, and not the server, may have set the speed."""
+    return lag_s > TOO_LATE_S or cpu > TOO_BUSY
 
 
 def run_block(

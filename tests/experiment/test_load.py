@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 
@@ -112,14 +113,17 @@ def test_the_closing_usage_is_no_token() -> None:
     assert (seen.first, seen.last, seen.gaps) == (2.0, 3.0, [1.0])
 
 
-@pytest.mark.timeout(180)
-def test_256_streams_from_one_core(mock: StartMock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client adds less than a millisecond to a token: the server writes into each event when it sent it.
+def test_256_streams_take_little_of_a_core(mock: StartMock) -> None:
+    """Six thousand tokens a second, each for less than 0.2 ms of the client's processor time, whatever else runs."""
+    measured = load.run_block(mock(token_s=0.04, stamps=True), many(MANY), Sampling(max_tokens=60), MANY)
+    assert measured.cpu * measured.seconds / (MANY * 60) < 0.2e-3
 
-    Six thousand tokens a second. The processor time is the client's own; what others on the machine take only shows
-    in the lateness, so the quickest of three tries counts for that.
-    """
-    url = mock(token_s=0.04, stamps=True)
+
+def test_256_streams_wait_less_than_a_millisecond(mock: StartMock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server writes into each event when it sent it; both need a core that nobody else wants."""
+    if os.getloadavg()[0] > (os.cpu_count() or 1) - 1:
+        pytest.skip("the machine is busy: waiting for a core would be measured")
+    url = mock(token_s=0.08, stamps=True)
     late: list[float] = []
     take = Arrivals.take
 
@@ -129,16 +133,9 @@ def test_256_streams_from_one_core(mock: StartMock, monkeypatch: pytest.MonkeyPa
             late.append(time.perf_counter() - float(stamp))
 
     monkeypatch.setattr(client.Arrivals, "take", stamped)
-    tries = []
-    for _ in range(3):
-        late.clear()
-        measured = load.run_block(url, many(MANY), Sampling(max_tokens=100), MANY)
-        assert len(late) == MANY * 100
-        assert measured.cpu * measured.seconds / (MANY * 100) < 0.5e-3, "processor time a token"
-        tries.append(statistics.median(late))
-        if tries[-1] < 1e-3:
-            break
-    assert min(tries) < 1e-3, f"median lateness {tries}"
+    load.run_block(url, many(MANY), Sampling(max_tokens=100), MANY)
+    assert len(late) == MANY * 100
+    assert statistics.median(late) < 1e-3
 
 
 def test_a_client_that_cannot_keep_up_says_so(mock: StartMock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,4 +148,5 @@ def test_a_client_that_cannot_keep_up_says_so(mock: StartMock, monkeypatch: pyte
         take(self, payload, now)
 
     monkeypatch.setattr(client.Arrivals, "take", slow)
-    assert load.run_block(mock(token_s=0.002), many(16), Sampling(max_tokens=20), 16).client_is_slow
+    found = load.run_block(mock(token_s=0.002), many(16), Sampling(max_tokens=20), 16)
+    assert load.is_slow(found.lag_s, found.cpu)
