@@ -29,6 +29,10 @@ class Tree:
 
     def __init__(self, files: Callable[[], Mapping[str, bytes]], old: Callable[[], Mapping[str, bytes]]) -> None:
         self._read = (files, old)
+        # Kept with the tree, not with the class: a check of many releases must let go of each.
+        self.had = functools.cache(self._had)
+        self.has = functools.cache(self._has)
+        self.renamed = functools.cache(self._renamed)
 
     @cached_property
     def files(self) -> Mapping[str, bytes]:
@@ -48,18 +52,15 @@ class Tree:
     def _new_text(self) -> bytes:
         return _python(self.files)
 
-    @functools.cache  # noqa: B019, a tree lives as long as its rebase
-    def had(self, word: str) -> bool:
+    def _had(self, word: str) -> bool:
         """Whether a word stands in any Python file of the old release."""
         return _has_word(self._old_text, word.encode())
 
-    @functools.cache  # noqa: B019
-    def has(self, word: str) -> bool:
+    def _has(self, word: str) -> bool:
         """Whether a word stands in any Python file of the new release."""
         return _has_word(self._new_text, word.encode())
 
-    @functools.cache  # noqa: B019
-    def renamed(self, path: str) -> str:
+    def _renamed(self, path: str) -> str:
         """Return the file that the old release's ``path`` became, or an empty string."""
         if path in self.files or path not in self.old:
             return ""
