@@ -42,10 +42,10 @@ def check(launch: Launch, *, force: bool) -> Plan | None:
     :raises PlanDoesNotFitError: the memory of the GPUs is too small.
     :raises PlanInputError: the recipe is for GPUs, and the launch for a CPU.
     """
-    if problem := only_for_gpus(launch.recipe, launch.command):
+    if misplaced := only_for_gpus(launch.recipe, launch.command):
         if not force:
-            raise problem
-        err.print(f"warning: {problem.message} (--force)", style="yellow", markup=False)
+            raise misplaced
+        err.print(f"warning: {misplaced.message} (--force)", style="yellow", markup=False)
     if launch.seen is None:
         _check_flags(launch, force=force)
         return None
