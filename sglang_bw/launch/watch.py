@@ -121,7 +121,8 @@ class Watcher:
             running=sum(int(rank.get("num_running_reqs", 0)) for rank in ranks),
             queued=sum(int(rank.get("num_waiting_reqs", 0)) for rank in ranks),
             kv_use=max(float(rank.get("token_usage", 0.0)) for rank in ranks),
-            tok_s=sum(float(rank.get("gen_throughput", 0.0)) for rank in ranks),
+            # The report's own speed stays 0 while metrics are off.
+            tok_s=sum(float(rank.get("gen_throughput", 0.0)) for rank in ranks) or self._last_throughput(),
             accept_length=sum(lengths) / len(lengths) if lengths else None,
         )
 

@@ -98,6 +98,13 @@ def test_without_metrics_the_load_report_answers(server: Serve) -> None:
     assert (now.accept_length, now.accept_is_recent, now.steps) == (3.0, False, None)
 
 
+def test_a_load_report_without_a_speed_is_completed(server: Serve) -> None:
+    """As SGLang 0.5.23 answers while metrics are off."""
+    loads = {"loads": [{**LOAD, "gen_throughput": 0.0}]}
+    now = Watcher(server({"/server_info": INFO, "/v1/loads": loads})).read()
+    assert (now.tok_s, now.running) == (12.5, 3)
+
+
 def test_an_older_engine_tells_its_speed_at_least(server: Serve) -> None:
     now = Watcher(server({"/server_info": INFO, "/health": ""})).read()
     assert now.tok_s == 12.5
