@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import signal
+import statistics
 import sys
 import tempfile
 import time
@@ -59,7 +59,9 @@ def main() -> int:
         record["flags"] = grid.flags
         record["points"] = {}
         measure = grid.explore if options.explore else grid.point
-        for length, batch in options.points or [(length, batch) for batch in options.batches for length in options.lengths]:
+        for length, batch in options.points or [
+            (length, batch) for batch in options.batches for length in options.lengths
+        ]:
             if time.monotonic() - began > options.limit:
                 console.print("time is up: the other points are not measured")
                 return 1
@@ -87,7 +89,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--lengths", type=float, nargs="+", default=[4.0, 3.0, 2.0, 1.5, 1.0])
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--points", type=_point, nargs="+", metavar="LENGTHxBATCH", help="these instead, in this order")
-    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS), help="goodput and one more at least")
+    parser.add_argument(
+        "--arms", nargs="+", choices=list(ARMS), default=list(ARMS), help="goodput and one more at least"
+    )
     parser.add_argument("--adapt", type=int, default=1, metavar="BLOCKS", help="of an adaptive arm before a point (1)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=256, help="output tokens of a request")
@@ -95,7 +99,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--start-limit", type=float, default=240, metavar="SECONDS")
     parser.add_argument("--limit", type=float, default=1e9, metavar="SECONDS", help="start no point after this")
     parser.add_argument("--rounds-log", action="store_true", help="keep a line a decode round in the record's folder")
-    return parser.parse_args()
+    options = parser.parse_args()
+    options.points = options.points or [(length, batch) for batch in options.batches for length in options.lengths]
+    return options
 
 
 def _point(word: str) -> tuple[float, int]:
@@ -109,10 +115,8 @@ class Grid:
     def __init__(self, options: argparse.Namespace, scratch: Path, names: list[str]) -> None:
         self.options = options
         self.vocabulary = SHAPES[options.shape]["vocab"]
-        self.largest = max(batch for _, batch in options.points) if options.points else max(options.batches)
-        self.flags = speed_flags(scratch, options.device, options.shape) | {
-            "max-running-requests": self.largest
-        }
+        self.largest = max(batch for _, batch in options.points)
+        self.flags = speed_flags(scratch, options.device, options.shape) | {"max-running-requests": self.largest}
         if options.device == "cuda":
             # Prefill is not what is measured, and its graphs take most of a start.
             self.flags |= {"cuda-graph-max-bs-decode": self.largest, "disable-prefill-cuda-graph": None}
@@ -250,7 +254,9 @@ def report(record: Record) -> None:
         table.add_row(name, *speeds, row["best"], str(row["ratio"]), str(row["interval"]), str(row["stock_ratio"]))
     console.print(table)
     stock = [row["stock_ratio"] for row in points.values() if row["stock_ratio"] is not None]
-    console.print(f"minimum: goodput {min(row['ratio'] for row in points.values())}, stock {min(stock, default='not run')}")
+    console.print(
+        f"minimum: goodput {min(row['ratio'] for row in points.values())}, stock {min(stock, default='not run')}"
+    )
 
 
 if __name__ == "__main__":
