@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import statistics
 import sys
 import tempfile
@@ -48,7 +49,8 @@ def main() -> int:
     scratch = Path(tempfile.mkdtemp(prefix="speculation-grid-"))
     record: Record = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "command": sys.argv, **machine()}
     record["engine"] = next(options.engine.glob("sglang-*.dist-info")).name.removesuffix(".dist-info")
-    names = ["off", "goodput"] if options.explore else list(ARMS)
+    names = ["off", "goodput"] if options.explore else options.arms
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     began = time.monotonic()
     grid = Grid(options, scratch, names)
     try:
@@ -57,13 +59,14 @@ def main() -> int:
         record["flags"] = grid.flags
         record["points"] = {}
         measure = grid.explore if options.explore else grid.point
-        for batch in options.batches:
-            for length in options.lengths:
-                if time.monotonic() - began > options.limit:
-                    console.print("time is up: the other points are not measured")
-                    return 1
-                record["points"][f"{length}x{batch}"] = measure(length, batch)
-                options.out.write_text(json.dumps(record, indent=1) + "\n")
+        for length, batch in options.points or [
+            (length, batch) for batch in options.batches for length in options.lengths
+        ]:
+            if time.monotonic() - began > options.limit:
+                console.print("time is up: the other points are not measured")
+                return 1
+            record["points"][f"{length}x{batch}"] = measure(length, batch)
+            options.out.write_text(json.dumps(record, indent=1) + "\n")
     finally:
         for server in grid.servers.values():
             server.process.terminate()
@@ -85,13 +88,25 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--shape", choices=list(SHAPES), default="8b", help="of the random target")
     parser.add_argument("--lengths", type=float, nargs="+", default=[4.0, 3.0, 2.0, 1.5, 1.0])
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4, 16, 64])
+    parser.add_argument("--points", type=_point, nargs="+", metavar="LENGTHxBATCH", help="these instead, in this order")
+    parser.add_argument(
+        "--arms", nargs="+", choices=list(ARMS), default=list(ARMS), help="goodput and one more at least"
+    )
+    parser.add_argument("--adapt", type=int, default=1, metavar="BLOCKS", help="of an adaptive arm before a point (1)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=256, help="output tokens of a request")
     parser.add_argument("--steps", type=int, nargs="+", default=[0, 1, 3], help="what --explore forces")
     parser.add_argument("--start-limit", type=float, default=240, metavar="SECONDS")
     parser.add_argument("--limit", type=float, default=1e9, metavar="SECONDS", help="start no point after this")
     parser.add_argument("--rounds-log", action="store_true", help="keep a line a decode round in the record's folder")
-    return parser.parse_args()
+    options = parser.parse_args()
+    options.points = options.points or [(length, batch) for batch in options.batches for length in options.lengths]
+    return options
+
+
+def _point(word: str) -> tuple[float, int]:
+    length, _, batch = word.partition("x")
+    return float(length), int(batch)
 
 
 class Grid:
@@ -100,12 +115,11 @@ class Grid:
     def __init__(self, options: argparse.Namespace, scratch: Path, names: list[str]) -> None:
         self.options = options
         self.vocabulary = SHAPES[options.shape]["vocab"]
-        self.flags = speed_flags(scratch, options.device, options.shape) | {
-            "max-running-requests": max(options.batches)
-        }
+        self.largest = max(batch for _, batch in options.points)
+        self.flags = speed_flags(scratch, options.device, options.shape) | {"max-running-requests": self.largest}
         if options.device == "cuda":
             # Prefill is not what is measured, and its graphs take most of a start.
-            self.flags |= {"cuda-graph-max-bs-decode": max(options.batches), "disable-prefill-cuda-graph": None}
+            self.flags |= {"cuda-graph-max-bs-decode": self.largest, "disable-prefill-cuda-graph": None}
         self.servers: dict[str, Server] = {}
         self.controls: dict[str, Path] = {}
         self.seed = 0
@@ -137,7 +151,8 @@ class Grid:
             self.control(name, length)
         time.sleep(SETTLE_S)
         for name in self.servers:
-            if batch not in self.warm or "speculative-adaptive" in ARMS[name]:
+            adapts = "speculative-adaptive" in ARMS[name]
+            for _ in range(self.options.adapt if adapts else batch not in self.warm):
                 self.run(name, batch)
         self.warm.add(batch)
         found: dict[str, list[tuple[float, float]]] = {name: [] for name in self.servers}
@@ -183,7 +198,7 @@ def judge(found: dict[str, list[tuple[float, float]]]) -> Record:
     others = [name for name in found if name != "goodput"]
     median = {name: statistics.median(speed for speed, _ in rows) for name, rows in found.items()}
     best = max(others, key=lambda name: median[name])
-    fixed = max(("off", "fixed"), key=lambda name: median[name])
+    fixed = max((name for name in others if name != "stock"), key=lambda name: median[name])
 
     def ratios(name: str, reference: str) -> list[float]:
         return [one[0] / other[0] for one, other in zip(found[name], found[reference], strict=True)]
@@ -201,7 +216,7 @@ def judge(found: dict[str, list[tuple[float, float]]]) -> Record:
         "best": best,
         "ratio": round(statistics.median(own), 4),
         "interval": interval(own),
-        "stock_ratio": round(statistics.median(ratios("stock", fixed)), 4),
+        "stock_ratio": round(statistics.median(ratios("stock", fixed)), 4) if "stock" in found else None,
     }
 
 
@@ -230,15 +245,18 @@ def report(record: Record) -> None:
     points = record["points"]
     if not points or "arms" not in next(iter(points.values())):
         return
+    arms = list(next(iter(points.values()))["arms"])
     table = Table(
-        "accept length x batch", *ARMS, "best", "goodput/best", "95 % interval", "stock/best of off, fixed", box=None
+        "accept length x batch", *arms, "best", "goodput/best", "95 % interval", "stock/best of off, fixed", box=None
     )
     for name, row in points.items():
-        speeds = [str(row["arms"][arm]["tokens_per_second"]) for arm in ARMS]
+        speeds = [str(row["arms"][arm]["tokens_per_second"]) for arm in arms]
         table.add_row(name, *speeds, row["best"], str(row["ratio"]), str(row["interval"]), str(row["stock_ratio"]))
     console.print(table)
-    console.print(f"minimum: goodput {min(row['ratio'] for row in points.values())}, ", end="")
-    console.print(f"stock {min(row['stock_ratio'] for row in points.values())}")
+    stock = [row["stock_ratio"] for row in points.values() if row["stock_ratio"] is not None]
+    console.print(
+        f"minimum: goodput {min(row['ratio'] for row in points.values())}, stock {min(stock, default='not run')}"
+    )
 
 
 if __name__ == "__main__":

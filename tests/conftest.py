@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import tempfile
@@ -29,6 +30,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
+    # No test, and no program that a test starts, writes into the ledger of whoever runs the tests.
+    os.environ["SGLANG_BW_LEDGER"] = str(Path(tempfile.mkdtemp(prefix="sglang-bw-tests-")) / "ledger.sqlite3")
     # A shell starts background jobs with SIGINT ignored, and children inherit that: tests send it.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

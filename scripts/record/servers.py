@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ Answer = dict[str, Any]
 Record = dict[str, Any]
 
 ACCEPT_LENGTH = 3
+_PR_SET_PDEATHSIG = 1
 CHAIN = {"speculative-num-steps": 3, "speculative-eagle-topk": 1, "speculative-num-draft-tokens": 4}
 TREE = ["--speculative-eagle-topk", "4", "--speculative-num-draft-tokens", "8"]
 SHAPES = {
@@ -150,8 +153,24 @@ def spawn(command: list[str], environ: dict[str, str], out: Path, err: Path) -> 
     # Appending, so that both may name one file.
     with out.open("ab") as out_file, err.open("ab") as err_file:
         return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=out_file, stderr=err_file, env=environ, start_new_session=True
-        )
+            command, stdin=subprocess.DEVNULL, stdout=out_file, stderr=err_file, env=environ, start_new_session=True,
+            preexec_fn=_die_with(os.getpid()),
+        )  # fmt: skip
+
+
+def _die_with(parent: int) -> Callable[[], None]:
+    """Let the kernel kill the server with this process: after a time limit nobody is left to stop it.
+
+    The engine's own processes ask for the same, so the whole server goes.
+    """
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+    def ask() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before the kernel was asked
+            os._exit(1)
+
+    return ask
 
 
 def free_port() -> int:

@@ -45,6 +45,15 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
             "sglang_bw.cli.probe:probe",
             "Measure all-reduces and rounds of speculation on this host.",
         ),
+        "watch": ("sglang_bw.cli.watch:watch", "Watch a running server: tok/s, accept length, queue, KV cache."),
+    },
+    "Experiment": {
+        "ab": (
+            "sglang_bw.cli.experiment:ab",
+            "Measure a baseline and a treatment, and say what is faster, and how sure.",
+        ),
+        "tune": ("sglang_bw.cli.tune:tune", "Search for the settings of a recipe that serve fastest here."),
+        "ledger": ("sglang_bw.cli.ledger:ledger", "What was tried, what came of it, and the report."),
     },
 }
 

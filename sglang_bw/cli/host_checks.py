@@ -91,7 +91,7 @@ def _refuse(refusals: list[BwError], *, force: bool) -> None:
         return
     first, *others = refusals
     first.message = "\n  also: ".join([first.message, *(other.message for other in others)])
-    hints = [refusal.hint for refusal in refusals if refusal.hint]
+    hints = dict.fromkeys(refusal.hint for refusal in refusals if refusal.hint)
     first.hint = "\n  ".join([*hints, "--force goes on all the same."])
     raise first
 

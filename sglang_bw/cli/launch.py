@@ -13,9 +13,12 @@ import httpx
 
 from sglang_bw.cli import host_checks, planning, refusals
 from sglang_bw.cli.console import err, out, print_json
+from sglang_bw.cli.journal import Journal
 from sglang_bw.cli.refusals import Launch
 from sglang_bw.cli.startup_line import StartupLine, spent
 from sglang_bw.errors import EngineOutputError
+from sglang_bw.host import fingerprint
+from sglang_bw.host.gpus import parts
 from sglang_bw.launch import command as commands
 from sglang_bw.launch import device as devices
 from sglang_bw.launch import engine as engines
@@ -23,6 +26,7 @@ from sglang_bw.launch import port as ports
 from sglang_bw.launch import preflight, selection, server, warmup, weights
 from sglang_bw.launch.command import Command
 from sglang_bw.launch.engine import Engine
+from sglang_bw.launch.journal import Attempt
 from sglang_bw.launch.process import SignalRelay, shell_code
 from sglang_bw.launch.server import Server
 from sglang_bw.plan.speculation import Cell
@@ -119,12 +123,17 @@ def serve(
     visible = gpus or environ.get("CUDA_VISIBLE_DEVICES")
     machine = planning.machine(recipe, chosen, here, visible)
     version = engine.installation.version
+    extra, told = planning.divided(name, extra, len(parts(gpus)) if gpus else 1)
+    if told:
+        err.print(f"note: {told}", markup=False)
     command = commands.build(
         recipe, machine, environ, host=host, port=port, speculate=not no_spec, extra=extra, version=version
     )
     if gpus:
         command = replace(command, env={**command.env, **preflight.visible(gpus, here)})
     if dry_run:
+        if problem := refusals.only_for_gpus(recipe, command):
+            err.print(f"note: {problem.message}; --device cuda prints the line for GPUs", style="yellow", markup=False)
         _print_dry_run(command, engine, as_json=as_json)
         return 0
     note = engine.check(recipe, allow_stock=allow_stock, force=force)
@@ -140,16 +149,23 @@ def serve(
     host_checks.check(command, here, engine, environ, force=force)
     log_path = (log or server.default_log(recipe.id, command.port)).absolute()
     console.begin(recipe, command, engine, log_path, note)
+    journal = Journal(Attempt(recipe.id, command, engine.installation, fingerprint.look()))
+    journal.announce()
     full_environ = devices.environment(chosen, {**environ, **command.env})
     with SignalRelay() as relay:
         running = server.start(command, command.argv(engine.python), full_environ, log_path, relay)
-        with StartupLine(err) as line:
+        with StartupLine(err) as line, journal.watching(running):
             running.await_ready(startup_timeout, line.update)
         console.ready(running)
-        if not no_warmup:
-            _warm_up(running, recipe, console, strict=strict)
+        report = None if no_warmup else _warm_up(running, recipe, console)
+        journal.started(running, report)
+        if strict and report and report.broken:
+            running.process.kill()
+            running.process.wait()
+            raise EngineOutputError(report.warnings[0], hint=f"Full log: {running.process.log}")
         code = running.process.wait() or 0
     console.end(running, code)
+    journal.ended(running, code)
     return shell_code(code)
 
 
@@ -210,20 +226,17 @@ def _print_dry_run(command: Command, engine: Engine, *, as_json: bool) -> None:
         click.echo(f"hint: {problem.hint}", err=True)
 
 
-def _warm_up(running: Server, recipe: Recipe, console: _Console, *, strict: bool) -> None:
-    """Measure and warn; a fault of the warm-up itself leaves the server alone."""
+def _warm_up(running: Server, recipe: Recipe, console: _Console) -> warmup.Report | None:
+    """Measure and warn; a fault of the warm-up itself leaves the server alone, and gives ``None``."""
     command = running.command
     try:
         report = warmup.run(command.url, recipe.warmup, speculates=command.speculates, api_key=command.api_key)
     except (httpx.HTTPError, LookupError, TypeError, ValueError, AttributeError) as error:
         if not running.relay.received and running.process.poll() is None:
             console.warn(f"The warm-up failed: {type(error).__name__}: {error}")
-        return
+        return None
     console.warmed_up(report)
-    if strict and report.broken:
-        running.process.kill()
-        running.process.wait()
-        raise EngineOutputError(report.warnings[0], hint=f"Full log: {running.process.log}")
+    return report
 
 
 class _Console:

@@ -22,7 +22,7 @@ _FILE = click.Path(path_type=Path)
 
 
 class _Positive(click.IntRange):
-    name = "tokens"
+    name = "whole number"
 
 
 @click.command(short_help="What will not fit, not run or not pay, before anything is loaded.")

@@ -56,16 +56,22 @@ def question(wish: Wish) -> Question:
     recipe = selection.select(wish.name, model=wish.model, draft=wish.draft)
     machine, board, notes = _machine(recipe, wish)
     engine = _engine(wish)
-    extra = wish.extra
-    divided = any(flags.has(extra, name) for name in ("tp-size", "pp-size"))
-    if selection.is_model(wish.name) and machine.count > 1 and not divided:
-        extra = (*extra, Flag("tp-size", (str(machine.count),)))
-        notes = (
-            *notes,
-            f"--tp-size {machine.count}: a model is divided over all GPUs unless flags behind -- say otherwise",
-        )
+    extra, note = divided(wish.name, wish.extra, machine.count if wish.gpus else 1)
+    notes = (*notes, note) if note else notes
     command = commands.build(recipe, machine, {}, speculate=wish.speculate, extra=extra, version=engine.version)
     return of_command(recipe, command.flags, command.env, machine, board, engine, wish=wish, notes=notes)
+
+
+def divided(name: str, extra: Flags, count: int) -> tuple[Flags, str]:
+    """Divide a model over the GPUs that the user names; a recipe and the user's own flags say it themselves.
+
+    :param count: GPUs named; without any the engine's own default counts, which is one.
+    :return: the engine flags, and what to tell the user of it.
+    """
+    if count < 2 or not selection.is_model(name) or any(flags.has(extra, size) for size in ("tp-size", "pp-size")):
+        return extra, ""
+    note = f"--tp-size {count}: a model is divided over the GPUs of --gpus unless flags behind -- say otherwise"
+    return (*extra, Flag("tp-size", (str(count),))), note
 
 
 def of_command(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.markup import escape
 
+from sglang_bw.cli import host_checks, planning
 from sglang_bw.cli.console import err, out, print_json
 from sglang_bw.errors import ProbeError
 from sglang_bw.host import fingerprint, probes
@@ -24,11 +25,12 @@ from sglang_bw.recipes.schema import DEVICES, Device
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sglang_bw.launch.command import Command
     from sglang_bw.launch.engine import Engine
     from sglang_bw.launch.probe.allreduce import Result
     from sglang_bw.launch.probe.sizes import Sizes
     from sglang_bw.launch.probe.variants import Variant
+    from sglang_bw.recipes.hardware import Hardware
+    from sglang_bw.recipes.schema import Recipe
 
 _MOST = 1_000_000
 
@@ -112,7 +114,7 @@ def allreduce(
         raise click.UsageError("a message has at least one row.")
     engine = engines.find(python, engine_tree)
     chosen = device_of(device, engine)
-    wanted = _sizes(name, hidden, gpus, chosen)
+    wanted = _sizes(name, hidden, gpus, device, engine)
     job = reductions.Job(chosen, wanted.gpus, wanted.hidden, rows or wanted.rows, repetitions, timeout)
     ways = variants.choose(chosen, backends)
     host = fingerprint.take()
@@ -183,16 +185,20 @@ def device_of(wish: str, engine: Engine) -> Device:
     return "cpu" if wish == "cpu" else "cuda"
 
 
-def _sizes(name: str | None, hidden: int | None, gpus: int | None, device: Device) -> Sizes:
+def machine_of(recipe: Recipe, wish: str, engine: Engine) -> Hardware:
+    """Return the machine that a recipe is started on."""
+    device = device_of(wish, engine)
+    return planning.machine(recipe, device, host_checks.gpus(device, None, look=True))
+
+
+def _sizes(name: str | None, hidden: int | None, gpus: int | None, device: str, engine: Engine) -> Sizes:
     if name is not None:
-        return sizes.of_command(_command(name, device), hidden=hidden, gpus=gpus)
+        recipe = selection.select(name)
+        command = commands.build(recipe, machine_of(recipe, device, engine), {})
+        return sizes.of_command(command, hidden=hidden, gpus=gpus)
     if hidden is None or gpus is None:
         raise click.UsageError("name a recipe or a model, or both --hidden N and --gpus N.")
     return sizes.Sizes(gpus, hidden, (1, 2, 4, 8, 16, 32, 64), 4)
-
-
-def _command(name: str, device: Device) -> Command:
-    return commands.build(selection.select(name), device, {})
 
 
 def _check(job: reductions.Job) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sglang_bw.cli.console import err, out, print_json
-from sglang_bw.cli.probe import device_of, print_table, progress
+from sglang_bw.cli.probe import machine_of, print_table, progress
 from sglang_bw.host import fingerprint, probes
 from sglang_bw.launch import command as commands
 from sglang_bw.launch import engine as engines
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sglang_bw.launch.probe.rounds import Line, Result
     from sglang_bw.launch.probe.setups import Setup
     from sglang_bw.recipes.flags import Flags
-    from sglang_bw.recipes.schema import Device
+    from sglang_bw.recipes.hardware import Hardware
 
 _BATCHES = (1, 2, 4, 8, 16)
 
@@ -99,35 +99,35 @@ def _ask(options: Options) -> Result | None:
 def _start(options: Options) -> Result | None:
     recipe = selection.select(options.name or "", draft=options.draft)
     engine = engines.find(options.python, options.engine_tree)
-    device = device_of(options.device, engine)
+    machine = machine_of(recipe, options.device, engine)
     extra = _flags(options.engine_flags)
     wanted = setups.setups(
         recipe, options.steps or (), options.lengths or (), probes.folder(), goodput=_has_goodput(engine)
     )
     batches = options.batches or sizes.batches(
-        wanted[0].command(recipe, device, os.environ, commands.DEFAULT_PORT, extra)
+        wanted[0].command(recipe, machine, os.environ, commands.DEFAULT_PORT, extra)
     )
     plan = options.plan(batches, recipe.warmup.prompts)
     if options.dry_run:
-        _say(wanted, recipe, device, extra, plan, as_json=options.as_json)
+        _say(wanted, recipe, machine, extra, plan, as_json=options.as_json)
         return None
     note = engine.check(recipe, allow_stock=options.allow_stock)
-    return _measure(options, recipe, engine, device, extra, wanted, plan, note)
+    return _measure(options, recipe, engine, machine, extra, wanted, plan, note)
 
 
 def _measure(
     options: Options,
     recipe: Recipe,
     engine: Engine,
-    device: Device,
+    machine: Hardware,
     extra: Flags,
     wanted: list[Setup],
     plan: session.Plan,
     note: str,
 ) -> Result:
     host = fingerprint.take()
-    result = rounds.Result(host, recipe.id, engine.installation.version or "", device)
-    place = options.path or probes.place("round", host.key, recipe.id, device)
+    result = rounds.Result(host, recipe.id, engine.installation.version or "", machine.device)
+    place = options.path or probes.place("round", host.key, recipe.id, machine.device)
     log = (options.log or server.default_log(f"probe-{recipe.id}", 0)).absolute()
     left = session.Pace(len(wanted), len(wanted) * len(plan.batches)).says()
     err.print(f"{host.title}; servers to start: {len(wanted)}; {left} when a start takes 90 s", markup=False)
@@ -136,7 +136,7 @@ def _measure(
         err.print(f"warning: {note}", style="yellow", markup=False)
     with progress() as tell:
         session.start_all(
-            wanted, recipe, engine, device, plan, result, extra=extra, log=log, tell=tell, keep=_keeper(place)
+            wanted, recipe, engine, machine, plan, result, extra=extra, log=log, tell=tell, keep=_keeper(place)
         )
     _told(place, options)
     return result
@@ -166,10 +166,10 @@ def _has_goodput(engine: Engine) -> bool:
 
 
 def _say(
-    wanted: list[Setup], recipe: Recipe, device: Device, extra: Flags, plan: session.Plan, *, as_json: bool
+    wanted: list[Setup], recipe: Recipe, machine: Hardware, extra: Flags, plan: session.Plan, *, as_json: bool
 ) -> None:
     lines = [
-        (setup.title, setup.command(recipe, device, os.environ, commands.DEFAULT_PORT, extra).pasteable())
+        (setup.title, setup.command(recipe, machine, os.environ, commands.DEFAULT_PORT, extra).pasteable())
         for setup in wanted
     ]
     if as_json:

@@ -12,6 +12,7 @@ from sglang_bw.errors import OutputError, RecipeError, UnknownRecipeError
 from sglang_bw.recipes import lookup
 from sglang_bw.recipes.review import review
 from sglang_bw.recipes.schema import Recipe
+from sglang_bw.recipes.values import ID
 
 
 @click.group(short_help="List, show, check and write recipes.")
@@ -122,6 +123,8 @@ def new_recipe(
 
     if output and output.exists() and not force:
         raise OutputError(f"{output} exists", hint="Name another file with -o, or --force replaces it.")
+    if name is not None and not ID.fullmatch(name):
+        raise click.BadParameter(f"{name!r} is no id: lower case letters, digits and . _ - only.", param_hint="--id")
     wish = Wish(model, draft=draft, gpus=gpus, context=context, concurrency=concurrency, fetch=fetch_headers)
     recipe, notes = propose(wish, name, force=force)
     if as_json:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sglang_bw.cli import planning
 from sglang_bw.cli.console import err
 from sglang_bw.cli.planning import Wish
-from sglang_bw.errors import PlanRefusedError, UnknownConfigError, UnknownModelError
+from sglang_bw.errors import PlanInputError, PlanRefusedError, UnknownConfigError, UnknownModelError
 from sglang_bw.host.boards import Board
 from sglang_bw.launch.command import Command
 from sglang_bw.launch.engine import Engine
@@ -40,7 +40,12 @@ def check(launch: Launch, *, force: bool) -> Plan | None:
     :return: the plan; ``None`` without GPUs, or when nothing is known of the model.
     :raises PlanRefusedError: a rule, or the engine when it was asked before, says that it will not run.
     :raises PlanDoesNotFitError: the memory of the GPUs is too small.
+    :raises PlanInputError: the recipe is for GPUs, and the launch for a CPU.
     """
+    if misplaced := only_for_gpus(launch.recipe, launch.command):
+        if not force:
+            raise misplaced
+        err.print(f"warning: {misplaced.message} (--force)", style="yellow", markup=False)
     if launch.seen is None:
         _check_flags(launch, force=force)
         return None
@@ -61,12 +66,26 @@ def check(launch: Launch, *, force: bool) -> Plan | None:
         err.print(f"note: not planned: {error.message}", style="yellow", markup=False)
         return None
     _tell(made)
-    if problem := made.error():
+    if refusal := made.error():
         if not force:
-            problem.hint = f"`sglang-bw plan {launch.recipe.id}` shows it all; --force goes on all the same."
-            raise problem
-        err.print(f"warning: {problem.message} (--force)", style="yellow", markup=False)
+            refusal.hint = f"`sglang-bw plan {launch.recipe.id}` shows it all; --force goes on all the same."
+            raise refusal
+        err.print(f"warning: {refusal.message} (--force)", style="yellow", markup=False)
     return made
+
+
+def only_for_gpus(recipe: Recipe, command: Command) -> PlanInputError | None:
+    """Return what is wrong when a recipe for GPUs, with nothing said of a CPU, would start on one."""
+    wanted = recipe.hardware
+    meant = any(override.when.device == "cpu" for override in recipe.overrides)
+    if command.device != "cpu" or meant or not (wanted.arch or wanted.board or wanted.gpus):
+        return None
+    return PlanInputError(
+        f"the recipe {recipe.id} is for {' or '.join(wanted.board or wanted.arch) or 'GPUs'}, "
+        "and this launch for a CPU",
+        hint="`sglang-bw doctor` says why the engine sees no GPU here; --device cuda takes one for granted; "
+        "--force goes on all the same.",
+    )
 
 
 def loses(made: Plan | None, recipe: Recipe) -> Cell | None:

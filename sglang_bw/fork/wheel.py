@@ -12,11 +12,13 @@ import hashlib
 import io
 import re
 import stat
+import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+from typing import IO, Literal
 
 from installer.exceptions import InstallerError
 from installer.sources import WheelFile
@@ -28,6 +30,10 @@ from sglang_bw.errors import BadWheelError, HashMismatchError
 _LEVEL = 6
 _MAX_UNPACKED = 4 << 30
 
+# Where a member's own header has the lengths of its name and its extra field, which its bytes follow.
+_LOCAL_LENGTHS = struct.Struct("<HH")
+_LENGTHS_AT = 26
+
 COMPILED = (".so", ".pyd")
 
 # What reading a damaged archive raises.
@@ -36,10 +42,14 @@ DAMAGE = (zipfile.BadZipFile, zlib.error, OSError, ValueError, EOFError, NotImpl
 
 @dataclass(frozen=True)
 class Member:
-    """One file of a wheel: its bytes and its permission bits."""
+    """One file of a wheel: its bytes and its permission bits.
+
+    ``deflated`` is how the archive that it comes from holds it, which saves compressing it again; empty: not known.
+    """
 
     data: bytes
     mode: int = 0o644
+    deflated: bytes = field(default=b"", compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -80,7 +90,7 @@ def parse_wheel(path: Path, data: bytes, *, version: str) -> Wheel:
     """Read a wheel whose hash is known to be good; see :func:`read_wheel`."""
     try:
         name, found, _, _ = parse_wheel_filename(path.name)
-        archive = zipfile.ZipFile(io.BytesIO(data))
+        archive = _ReadOnce(io.BytesIO(data))
     except (InvalidWheelFilename, zipfile.BadZipFile) as error:
         raise BadWheelError(
             f"{path.name} is not a usable wheel: {error}", hint="it may be truncated: fetch it again"
@@ -92,14 +102,41 @@ def parse_wheel(path: Path, data: bytes, *, version: str) -> Wheel:
     with archive:
         _check_names(path.name, archive.infolist())
         try:
-            with WheelFile.open(path) as source:
-                source.validate_record()
+            archive.filename = path.name  # the name of the wheel, for `installer`
+            WheelFile(archive).validate_record()
             infos = [info for info in archive.infolist() if not info.is_dir()]
-            members = {info.filename: Member(archive.read(info), (info.external_attr >> 16) & 0o777) for info in infos}
+            members = {info.filename: _member(data, info, archive.read(info)) for info in infos}
         except (InstallerError, *DAMAGE) as error:
             raise BadWheelError(f"{path.name}: {error}", hint="it is damaged: fetch or build it again") from None
         date = max(info.date_time for info in infos)
     return Wheel(path.name, hashlib.sha256(data).hexdigest(), version, date, members)
+
+
+class _ReadOnce(zipfile.ZipFile):
+    """An archive that unpacks a file once, however often it is read: for its hash, and for its bytes."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self._known: dict[str, bytes] = {}
+
+    def open(
+        self, name: str | zipfile.ZipInfo, mode: Literal["r", "w"] = "r", pwd: bytes | None = None, **options: bool
+    ) -> IO[bytes]:
+        key = name if isinstance(name, str) else name.filename
+        if key not in self._known:
+            with super().open(name, mode, pwd, **options) as file:
+                self._known[key] = file.read()
+        return io.BytesIO(self._known[key])
+
+
+def _member(archive: bytes, info: zipfile.ZipInfo, data: bytes) -> Member:
+    mode = (info.external_attr >> 16) & 0o777
+    if info.compress_type != zipfile.ZIP_DEFLATED:
+        return Member(data, mode)
+    # The local header repeats the name; its lengths are its own, and the directory's need not be the same.
+    name, extra = _LOCAL_LENGTHS.unpack_from(archive, info.header_offset + _LENGTHS_AT)
+    begin = info.header_offset + _LENGTHS_AT + _LOCAL_LENGTHS.size + name + extra
+    return Member(data, mode, archive[begin : begin + info.compress_size])
 
 
 def _read(path: Path) -> bytes:
@@ -172,14 +209,32 @@ def _move(path: str, old: str, new: str) -> str:
 def write_zip(members: list[tuple[str, Member]], date: tuple[int, int, int, int, int, int]) -> bytes:
     """Return the archive of these files, the same on every day."""
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=_LEVEL) as archive:
+    with _Writer(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=_LEVEL) as archive:
         for path, member in members:
             info = zipfile.ZipInfo(path, date)
             info.compress_type = zipfile.ZIP_DEFLATED
             info.create_system = 3
             info.external_attr = (stat.S_IFREG | member.mode) << 16
-            archive.writestr(info, member.data)
+            archive.add(info, member)
     return buffer.getvalue()
+
+
+class _Writer(zipfile.ZipFile):
+    """An archive that takes files as they were deflated elsewhere, too."""
+
+    def add(self, info: zipfile.ZipInfo, member: Member) -> None:
+        """Write one file; what comes out has the same form either way."""
+        if not member.deflated:
+            self.writestr(info, member.data)
+            return
+        assert self.fp is not None
+        info.CRC, info.file_size, info.compress_size = zlib.crc32(member.data), len(member.data), len(member.deflated)
+        info.header_offset = self.fp.tell()
+        self.fp.write(info.FileHeader() + member.deflated)
+        self.start_dir = self.fp.tell()
+        self.filelist.append(info)
+        self.NameToInfo[info.filename] = info
+        self._didModify = True
 
 
 def set_version(metadata: bytes, old: str, new: str) -> bytes:

@@ -88,10 +88,11 @@ def find(name: str) -> Board:
     spellings = {_key(text): board.name for board in BOARDS for text in (board.name, *board.aliases)}
     near = dict.fromkeys(spellings[key] for key in difflib.get_close_matches(wanted, spellings, n=5, cutoff=0.5))
     known = ", ".join(near) or ", ".join(board.name for board in BOARDS)
+    shown = name.strip() if re.fullmatch(r"[a-z][\w .-]*", name.strip(), re.IGNORECASE) else "NAME"
     raise UnknownBoardError(
         f"no board is called {name.strip()!r}",
         hint=f"{'Nearest' if near else 'Known'}: {known}. With its memory given any board will do: "
-        f"--gpus '8x{name.strip() or 'NAME'}:97887MiB:sm120'.",
+        f"--gpus '8x{shown}:97887MiB:sm120'.",
     )
 
 

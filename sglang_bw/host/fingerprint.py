@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 from dataclasses import asdict, dataclass
 
+import psutil
+
 from sglang_bw.host import nvml
 from sglang_bw.host.fabric import fabric
+from sglang_bw.host.gpus import GIB
 from sglang_bw.host.system import System
+from sglang_bw.ledger.record import Host
 
 
 @dataclass(frozen=True)
@@ -54,4 +59,21 @@ def take(system: System | None = None, library: nvml.Library | None = None) -> F
         gpus=tuple(gpu.name for gpu in found.boards),
         links=links,
         topology=tuple(" ".join(row) for row in between.matrix()) if found.boards else (),
+    )
+
+
+def look(*, local: bool = True) -> Host:
+    """Describe this machine for a record.
+
+    :param local: false when what is measured runs elsewhere.
+    """
+    found = take()
+    return Host(
+        fingerprint=found.key,
+        cpu=found.processor or found.machine,
+        cores=os.cpu_count() or 1,
+        memory_gib=round(psutil.virtual_memory().total / GIB, 1),
+        gpus=found.gpus,
+        driver=found.driver if found.gpus else None,
+        local=local,
     )

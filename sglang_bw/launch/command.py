@@ -44,12 +44,19 @@ class Command:
 
     def pasteable(self, *, show_secrets: bool = True) -> str:
         """Return the line for a shell: environment, then ``sglang serve`` and the flags."""
-        env, shown = dict(self.env), self.flags
-        if not show_secrets:
-            env = {name: "***" if _SECRET_VARIABLE.search(name) else value for name, value in env.items()}
-            shown = tuple(map(_without_secret, shown))
+        env, shown = (self.env, self.flags) if show_secrets else (self.shown_env, self.shown_flags)
         setting = [f"{name}={shlex.quote(value)}" for name, value in sorted(env.items())]
         return " ".join([*setting, "sglang", "serve", *map(shlex.quote, flags.tokens(shown))])
+
+    @property
+    def shown_flags(self) -> Flags:
+        """The flags as a log or a record may have them: without secrets."""
+        return tuple(map(_without_secret, self.flags))
+
+    @property
+    def shown_env(self) -> dict[str, str]:
+        """The environment as a log or a record may have it: without secrets."""
+        return {name: "***" if _SECRET_VARIABLE.search(name) else value for name, value in self.env.items()}
 
     @property
     def target(self) -> str:

@@ -31,6 +31,7 @@ SPARE_BYTES = 2 * GIB
 _OTHER_FORMATS = {".bin", ".pt", ".pth", ".gguf", ".onnx", ".msgpack", ".h5", ".ot", ".tflite"}
 _NOT_NEEDED = {".png", ".jpg", ".jpeg", ".gif", ".webp", ".svg", ".mp4", ".pdf"}
 _LOGIN = "For a gated model accept its terms on the hub, then `hf auth login`."
+_UNREACHED = "the hub cannot be reached"
 _TRUE = ("1", "on", "yes", "true")
 
 
@@ -120,7 +121,7 @@ def look(model: Wanted, environ: Mapping[str, str]) -> Remote:
     except HFValidationError as error:
         return Remote(model, problem=f"{model.name!r} is no model id: {error}")
     except Exception as error:  # httpx's or requests', by the library's release
-        return Remote(model, problem=f"the hub cannot be reached: {type(error).__name__}: {error}")
+        return Remote(model, problem=f"{_UNREACHED}: {type(error).__name__}: {error}")
     files = {file.rfilename: file.size or 0 for file in _needed(info.siblings or [])}
     hashes = {file.rfilename: (file.lfs.sha256 if file.lfs else file.blob_id) for file in info.siblings or []}
     commit = info.sha or ""
@@ -170,7 +171,8 @@ def problem(remote: Remote, *, beside: int = 0) -> BwError | None:
     if remote.problem:
         return FetchError(
             f"the {model.role} {model.name} is not in {model.cache} as a whole, and {remote.problem}",
-            hint=f"{_LOGIN} A mirror: HF_ENDPOINT; or --model-path DIR, --draft DIR.",
+            hint=("" if _UNREACHED in remote.problem else f"{_LOGIN} ")
+            + "A mirror: HF_ENDPOINT; or files that are here: --model-path DIR, --draft DIR.",
         )
     there = next(path for path in (model.cache, *model.cache.absolute().parents) if path.exists())
     free = shutil.disk_usage(there).free

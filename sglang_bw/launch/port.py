@@ -33,7 +33,7 @@ def check_free(host: str, port: int) -> None:
         raise PortInUseError(f"{port} is not a port", hint="It must be from 1 to 65535: --port 30000.") from error
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            free = _next_free(host, port)
+            free = next_free(host, port)
             hint = f"Stop it, or choose another port: --port {free}." if free else "Stop it, or choose another --port."
             raise PortInUseError(f"port {port} on {host} is in use{_owner(port)}", hint=hint) from error
         reason = os.strerror(error.errno or 0)
@@ -70,7 +70,8 @@ def _port(address: Sequence[Any]) -> int:
     return int(address[1]) if address else 0
 
 
-def _next_free(host: str, port: int) -> int | None:
+def next_free(host: str, port: int) -> int | None:
+    """Return the first free port above one, of the next hundred."""
     for candidate in range(port + 1, min(port + MAX_TRIES, 65536)):
         with contextlib.suppress(OSError):
             _bind(host, candidate)

@@ -32,8 +32,15 @@ class InterruptedStartError(BwError):
         self.exit_code = 128 + number  # type: ignore[misc]  # one per signal, as shells do
 
 
+class StartTimeoutError(EngineStartError):
+    """The engine ran, and did not answer in time."""
+
+
 class Server:
-    """An engine that was started here."""
+    """An engine that was started here.
+
+    :ivar log_offset: where this engine's part of its log begins, in bytes.
+    """
 
     def __init__(
         self, command: Command, process: EngineProcess, relay: SignalRelay, startup: Startup, log_offset: int
@@ -42,7 +49,7 @@ class Server:
         self.process = process
         self.relay = relay
         self.startup = startup
-        self._offset = log_offset
+        self.log_offset = log_offset
 
     def await_ready(self, timeout_s: float, on_progress: Callable[[Startup, list[Phase]], None]) -> None:
         """Return when the engine owns its port and answers.
@@ -50,10 +57,11 @@ class Server:
         A process that is not ours is never asked: the listening socket must belong to the engine or a descendant.
 
         :param on_progress: called about five times a second, with the phases that have just begun.
-        :raises EngineStartError: it died, or was not ready in time; it is gone then.
+        :raises EngineStartError: it died; it is gone then.
+        :raises StartTimeoutError: it was not ready in time; it is gone then.
         :raises InterruptedStartError: a signal ended it.
         """
-        tail = LogTail(self.process.log, self._offset)
+        tail = LogTail(self.process.log, self.log_offset)
         next_question = 0.0
         while True:
             on_progress(self.startup, self.startup.feed(tail.lines()))
@@ -62,7 +70,7 @@ class Server:
                 self.process.kill()
                 self.process.wait()
                 last = self.startup.last_line
-                raise EngineStartError(
+                raise StartTimeoutError(
                     f"the engine was not ready after {timeout_s:.0f} s, in phase {self.startup.phase.value}: {last}",
                     hint=f"Full log: {self.process.log}; a longer wait: --startup-timeout SECONDS.",
                 )
@@ -77,7 +85,7 @@ class Server:
     def death(self) -> str:
         """Return why the engine ended, in one line, for a code that is not zero."""
         code = self.process.poll() or 0
-        if found := cause(self.process.log, offset=self._offset):
+        if found := cause(self.process.log, offset=self.log_offset):
             return found
         if code == -signal.SIGKILL:
             return "it was killed (SIGKILL), most often because the machine ran out of memory"

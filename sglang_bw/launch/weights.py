@@ -1,6 +1,6 @@
 """A local model directory: whether everything is there that the engine will open, and whole.
 
-Reads configuration, index and the headers of safetensors files (8 bytes of length, then JSON; no tensor is read).
+Reads configuration, index and the headers of safetensors files; no tensor is read.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sglang_bw.errors import ModelFilesError
+from sglang_bw.errors import CheckpointError, ModelFilesError
 from sglang_bw.launch.command import Command
+from sglang_bw.plan import headers
 from sglang_bw.recipes import flags
 from sglang_bw.recipes.schema import expand
 
@@ -30,7 +30,6 @@ _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf")
 _SHARD_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.(?P<suffix>safetensors|bin)")
 _LFS_POINTER = b"version https://git-lfs"
-_MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
 _MOST_SHOWN = 8
 
 
@@ -134,7 +133,7 @@ def _weight_findings(directory: Path) -> Iterator[str]:
         yield "no weights: neither *.safetensors nor an index of them"
     yield from _gaps([path.name for path in tensors or others])
     for path in tensors:
-        if problem := read_header(path)[1]:
+        if problem := _shard(path)[1]:
             yield problem
     for path in others if not tensors else ():
         if problem := _pointer(path):
@@ -155,8 +154,8 @@ def _index_findings(index: Path) -> Iterator[str]:
         if not path.is_file():
             yield f"{shard} is missing ({len(names)} of {len(weight_map)} tensors)"
         elif path.suffix == ".safetensors":
-            header, problem = read_header(path)
-            absent = [name for name in names if name not in header]
+            there, problem = _shard(path)
+            absent = [name for name in names if name not in there]
             if problem:
                 yield problem
             elif absent:
@@ -172,28 +171,19 @@ def _gaps(names: list[str]) -> Iterator[str]:
         yield from (f"{name} is missing" for name in expected if name not in names)
 
 
-def read_header(path: Path) -> tuple[dict[str, Any], str]:
-    """Read the header of a safetensors file and compare it with the file's length.
-
-    :return: tensor name -> dtype, shape and byte range; and what is wrong with the file, or an empty string.
-    """
+def _shard(path: Path) -> tuple[set[str], str]:
+    """Return the names of a safetensors file's tensors, and what is wrong with it or an empty string."""
     if problem := _pointer(path):
-        return {}, problem
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        start = file.read(8)
-        length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
-        if not 2 <= length <= _MAX_HEADER_BYTES:
-            return {}, f"{path.name} is no safetensors file, or it is cut off ({size:,} bytes)"
-        try:
-            header: dict[str, Any] = json.loads(file.read(length))
-            end = 8 + length + max((t["data_offsets"][1] for n, t in header.items() if n != "__metadata__"), default=0)
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError):
-            return {}, f"{path.name} has a broken header, or it is cut off ({size:,} bytes)"
-    if size != end:
-        state = "is cut off" if size < end else "is too long"
-        return header, f"{path.name} {state}: {size:,} bytes, its header says {end:,}"
-    return header, ""
+        return set(), problem
+    try:
+        header = headers.read_file(path)
+    except CheckpointError as error:
+        return set(), error.message
+    names = {tensor.name for tensor in header.tensors}
+    if header.size == header.wanted:
+        return names, ""
+    state = "is cut off" if header.size < header.wanted else "is too long"
+    return names, f"{path.name} {state}: {header.size:,} bytes, its header says {header.wanted:,}"
 
 
 def _read_json(path: Path) -> tuple[Any, str]:

@@ -118,9 +118,10 @@ def _inventory(files: list[Path], layers: int) -> tuple[Inventory, list[str]]:
     # Hundreds of thousands of small objects without a cycle among them: the collector would walk them in vain.
     with _no_collector():
         for path in files:
-            found_here, note = headers.read_file(path)
-            tensors += found_here
-            notes += [note] if note else []
+            header = headers.read_file(path)
+            tensors += header.tensors
+            if header.size < header.wanted:
+                notes.append(f"{path.name} has {header.size:,} of {header.wanted:,} bytes: planned from its header")
         inventory = take(tensors, layers)
     if len(notes) > 1:
         notes = [f"{notes[0]}, and {len(notes) - 1} more"]

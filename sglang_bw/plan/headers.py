@@ -81,10 +81,21 @@ def _tensor(key: str, entry: object, name: str) -> Tensor:
     return Tensor(key, dtype, tuple(shape), end - start)
 
 
-def read_file(path: Path) -> tuple[list[Tensor], str]:
+class Header(NamedTuple):
+    """The header of a local file.
+
+    :ivar size: bytes of the file.
+    :ivar wanted: bytes that it has when the data behind the header is all there; a plan does not need that.
+    """
+
+    tensors: list[Tensor]
+    size: int
+    wanted: int
+
+
+def read_file(path: Path) -> Header:
     """Read the header of a local file.
 
-    :return: its tensors; and a note when the data behind the header is not all there, which a plan does not need.
     :raises CheckpointError: the header cannot be read or is damaged.
     """
     try:
@@ -96,6 +107,4 @@ def read_file(path: Path) -> tuple[list[Tensor], str]:
         raise CheckpointError(
             f"{path} cannot be read: {error.strerror}", hint="Check the path and its permissions."
         ) from error
-    wanted = 8 + length + sum(tensor.bytes for tensor in tensors)
-    note = f"{path.name} has {size:,} of {wanted:,} bytes: planned from its header" if size < wanted else ""
-    return tensors, note
+    return Header(tensors, size, 8 + length + sum(tensor.bytes for tensor in tensors))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from sglang_bw.errors import BwError, OtherEngineError, PlanDoesNotFitError, PlanInputError, PlanRefusedError
-from sglang_bw.plan import memory, models, releases, settings
+from sglang_bw.plan import memory, models, numbers, releases, settings
 from sglang_bw.plan import resolve as resolver
 from sglang_bw.plan.fraction import restate
 from sglang_bw.plan.memory import Alternative, MemoryLedger
@@ -170,6 +170,7 @@ def make(
     notes = list(question.notes)
     if not question.recipe.engine.accepts(question.engine.version):
         notes.append(_other_engine(question, force=force))
+    numbers.check(asked(question.flags))
     known = models.read(question)
     notes += known.notes
     if untested := question.recipe.composition.untested:
@@ -248,10 +249,12 @@ def _check_machine(question: Question, division: Parallel) -> None:
     wrong = [f"--{name.replace('_', '-')} {said[name]}" for name in _SIZES if name in said and not _is_size(said[name])]
     if wrong:
         raise PlanInputError(f"not a number of GPUs: {', '.join(wrong)}", hint="Sizes are whole numbers from 1 on.")
-    if division.gpus > question.machine.count:
+    # The older spelling counts groups of attention with it, which share the GPUs of tensor parallelism.
+    replicas = 1 if said.get("enable_dp_attention") else said.get("dp_size", 1)
+    if (needed := division.gpus * replicas) > question.machine.count:
+        shape = f"tp {division.tp} x pp {division.pp}" + (f" x dp {replicas}" if replicas > 1 else "")
         raise PlanInputError(
-            f"the launch is for {division.gpus} GPUs (tp {division.tp} x pp {division.pp}), and there are "
-            f"{question.machine.count}",
+            f"the launch is for {needed} GPUs ({shape}), and there are {question.machine.count}",
             hint="--gpus says how many there are; --tp-size behind '--' how many the launch takes.",
         )
 

@@ -41,7 +41,7 @@ def find(name: str) -> Recipe:
 def unknown(name: str) -> UnknownRecipeError:
     """Return the error for a name that is nothing we know, with the nearest names."""
     known = list(catalogue())
-    near = nearest(name, known) or known
+    near = [recipe for recipe in known if name and name.lower() in recipe] or nearest(name, known) or known
     return UnknownRecipeError(
         f"there is no recipe {name!r}",
         hint=f"did you mean {' or '.join(near)}? A model needs its owner (owner/name) or a path (./name); "

@@ -183,6 +183,9 @@ def _spans() -> dict[str, list[tuple[str, str]]]:
         runs = [run.partition("..") for run in text.split(",")]
         for name in names:
             spans[name] = [(first, last or newest) for first, _, last in runs]
+    # Not in upstream's wheels: `serve` starts the patched engine only, so there they are flags as any other.
+    for name, first in _renames()["series"].items():
+        spans.setdefault(name, [(first, newest)])
     return spans
 
 

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, ValidationError, field_validator, mo
 
 from sglang_bw.recipes.evidence import Composition, Evidence, Failure, Workload
 from sglang_bw.recipes.hardware import DEVICES, Device, Graphs, Hardware, Memory, Override, Target
-from sglang_bw.recipes.values import Args, ArgValue, Env, Part, SpecArgs, expand
+from sglang_bw.recipes.values import ID, Args, ArgValue, Env, Part, SpecArgs, expand
 
 AnyPart = TypeVar("AnyPart", bound=Part)
 
@@ -143,7 +143,7 @@ class Recipe(Part):
     :ivar env: environment of the engine; a variable that the user has set wins.
     """
 
-    id: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")
+    id: str = Field(pattern=rf"^{ID.pattern}$")
     title: str = ""
     engine: Engine = Field(default_factory=Engine)
     hardware: Target = Field(default_factory=Target)

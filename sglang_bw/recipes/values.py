@@ -30,6 +30,7 @@ _OWNED = {
     "host": "`serve --host`",
     "port": "`serve --port`",
 }
+ID = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _FLAG_NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]*")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 

@@ -14,11 +14,11 @@ _HEAD = """\
 """
 
 
-def text(recipe: Recipe) -> str:
-    """Return a recipe file; keys that say nothing are left out."""
+def text(recipe: Recipe, head: str = _HEAD) -> str:
+    """Return a recipe file with a comment above it; keys that say nothing are left out."""
     data: dict[str, Any] = recipe.model_dump(mode="json", exclude_defaults=True)
     if recipe.spec:
         data["spec"] = recipe.spec.model_dump(mode="json", exclude=None if recipe.spec.args else {"args"})
     hardware = data.get("hardware", {})
     data["hardware"] = {key: value[0] if len(value) == 1 else value for key, value in hardware.items()}
-    return _HEAD + yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120)
+    return head + yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120)

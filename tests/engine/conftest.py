@@ -137,6 +137,7 @@ def chain(engine_trees: EngineTrees, tmp_path_factory: pytest.TempPathFactory) -
 @pytest.fixture(scope="session")
 def tree(engine_trees: EngineTrees, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     flags = ["--speculative-eagle-topk=4", "--speculative-num-draft-tokens", "8", "--decode-log-interval", "4"]
+    flags.append("--enable-metrics")  # `watch` looks at one server with metrics, and at one without
     yield from _serving(engine_trees.patched, tmp_path_factory.mktemp("tree"), "--", *flags)
 
 

@@ -11,6 +11,7 @@ import tempfile
 import threading
 import warnings
 import zipfile
+import zlib
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from installer.sources import WheelFile
 from sglang_bw.errors import BadWheelError, HashMismatchError, OutputError, PatchApplyError
 from sglang_bw.fork.build import BuiltWheel, build
 from sglang_bw.fork.record import BwRecord, content_digest
-from sglang_bw.fork.wheel import parse_wheel
+from sglang_bw.fork.wheel import Member, parse_wheel, write_zip
 from tests.fakeupstream import FILES, VERSION, FakeUpstream, wheel_bytes
 
 
@@ -143,6 +144,24 @@ def test_same_input_gives_the_same_bytes_in_another_process(upstream: FakeUpstre
     there = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
     assert Path(there["wheel"]).read_bytes() == here.path.read_bytes()
     assert there["digest"] == here.digest
+
+
+def test_files_packed_as_they_came_give_the_bytes_that_packing_gives(upstream: FakeUpstream, tmp_path: Path) -> None:
+    date = (2026, 11, 29, 0, 0, 0)
+    names = ["sglang/a.py", "sglang/\u00e4.py", "sglang/empty.py"]
+    plain = [(name, Member(b"x = 1\n" * (9 * number), 0o755)) for number, name in reversed(list(enumerate(names)))]
+    packed = write_zip(plain, date)
+    raw = {}
+    for name, member in plain:
+        engine = zlib.compressobj(6, zlib.DEFLATED, -15)
+        raw[name] = engine.compress(member.data) + engine.flush()
+    again = [(name, Member(member.data, member.mode, raw[name])) for name, member in plain]
+    assert write_zip(again, date) == packed
+    built = run(upstream, tmp_path / "dist")
+    wheel = parse_wheel(built.path, built.path.read_bytes(), version=built.version)
+    held = [member for member in wheel.members.values() if member.deflated]
+    assert held
+    assert all(zlib.decompress(member.deflated, -15) == member.data for member in held)
 
 
 def test_content_digest_does_not_depend_on_the_zip(upstream: FakeUpstream, tmp_path: Path) -> None:

@@ -327,6 +327,29 @@ def test_killed_at_any_step_goes_on(point: str, when: str, project: Project) -> 
     project.require_finished()
 
 
+@pytest.mark.parametrize(("rename", "when"), [("1", "after"), ("2", "after")])
+def test_append_killed_at_its_two_renames_loses_nothing(rename: str, when: str, project: Project) -> None:
+    """The old base steps aside, the new one takes its name: after a kill at either, the next call puts it right."""
+    project.start()
+    project.resolve()
+    assert project.bw("--continue").returncode == 0
+    (project.root / NEW / "locks").mkdir()
+    (project.root / NEW / "locks" / "cpu.in").write_text("x\n")
+    project.upstream.add_patch("fifth", {"python/sglang/x.py": b"x = 1\n"}, WORDS)
+    project.upstream.pin()
+    arguments = ["rebase", NEW, "--from", OLD, "--wheel", str(project.wheel), "--append", "--patches", project.root]
+    command = [sys.executable, "-c", KILL, "sglang_bw.fork.rebase.publish:os.rename", rename, when, *arguments]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == -9
+    assert (project.root / f".{NEW}.old" / "locks" / "cpu.in").is_file()
+    assert (project.root / NEW).exists() == (rename == "2")
+    done = project.start("--append")
+    assert done.returncode == 0, done.stderr
+    assert len(Series.load(project.root, NEW).order) == 5
+    assert (project.root / NEW / "locks" / "cpu.in").read_text() == "x\n"
+    assert not list(project.root.glob(".*"))
+    assert "no rebase is open" in project.bw("--abort").stderr
+
+
 def _is_stopped(project: Project) -> bool:
     state = project.tree.parent / "state.json"
     return state.is_file() and json.loads(state.read_text())["phase"] == "stopped"

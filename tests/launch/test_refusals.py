@@ -153,3 +153,14 @@ def test_serve_leaves_speculation_out_where_it_loses(
     run(tree, monkeypatch, str(file), "--allow-stock")
     run(tree, monkeypatch, str(file), "--allow-stock", "--", "--speculative-algorithm", "EAGLE3")
     assert [command.speculates for command in started] == [False, True]
+
+
+def test_a_recipe_for_gpus_does_not_start_on_a_cpu() -> None:
+    found = {
+        name: refusals.only_for_gpus(recipe, commands.build(recipe, planning.machine(recipe, "cpu", None), {}))
+        for name in lookup.catalogue()
+        for recipe in [lookup.find(name)]
+    }
+    assert found.pop("tiny") is None
+    assert all(problem is not None and problem.exit_code == 52 for problem in found.values())
+    assert "RTX PRO 6000" in str(found["kimi-k2.5-int4-eagle3"])

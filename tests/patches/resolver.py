@@ -18,13 +18,13 @@ from typing import Any
 
 import pytest
 
+from sglang_bw.host import boards
 from tests.patches.cpu_package import put_stand_in
 
-RTX_PRO_6000 = 97_887  # MiB, as nvidia-smi reports it
-RTX_5090 = 32_607
-DGX_SPARK = 122_570
-B200 = 183_359
-H200 = 143_771
+# MiB, as the engine sees them.
+RTX_PRO_6000, RTX_5090, DGX_SPARK, B200, H200 = (
+    boards.find(name).memory_mib for name in ("RTX PRO 6000", "RTX 5090", "GB10", "B200", "H200")
+)
 
 _CAPABILITIES = {
     "sm90": (9, 0),

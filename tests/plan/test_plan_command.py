@@ -139,11 +139,12 @@ def test_another_engine() -> None:
         pytest.param(["o/m", "--gpus", "B200"], 52, "no configuration of the target o/m", id="unknown model"),
         pytest.param(["./absent", "--gpus", "B200"], 52, "there is no directory", id="no directory"),
         pytest.param(["kimi", "--gpus", "B200"], 30, "no recipe 'kimi'", id="unknown recipe"),
+        pytest.param(["tiny", "--gpus", "8"], 55, "no board is called '8'", id="a number alone"),
         pytest.param([KIMI, "--gpus", PRO, "--engine", "new"], 52, "'new' is not a version", id="no version"),
         pytest.param([KIMI, "--gpus", PRO, "--", "--tp-size", "8", "--ep-size", "3"], 56, "ep 3", id="experts"),
         pytest.param([KIMI, "--gpus", PRO, "--", "--tp-size", "0"], 52, "--tp-size 0", id="no GPUs at all"),
         pytest.param(
-            [KIMI, "--gpus", PRO, "--", "--tp-size", "8", "--mem-fraction-static", "nan"], 56, "not in 0..1", id="NaN"
+            [KIMI, "--gpus", PRO, "--", "--tp-size", "8", "--mem-fraction-static", "nan"], 56, "not a number", id="NaN"
         ),
         pytest.param(
             [KIMI, "--gpus", PRO, "--", "--tp-size", "8", "--max-running-requests", "-4"], 56, "-4", id="negative"
@@ -158,6 +159,48 @@ def test_bad_input(arguments: list[str], code: int, says: str, monkeypatch: pyte
     assert error.exit_code == code, error
     assert says in error.message
     assert error.hint
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        pytest.param("--mem-fraction-static", "has no value", id="nothing"),
+        pytest.param("--mem-fraction-static 1.5", "expected 0 to 1", id="too much"),
+        pytest.param("--mem-fraction-static 0", "not in 0..1", id="none"),
+        pytest.param("--context-length abc", "abc, not a whole number", id="text"),
+        pytest.param("--max-running-requests 1e400", "inf, not a whole number", id="infinite"),
+        pytest.param("--page-size 64 64", "takes one value, not 2", id="two values"),
+        pytest.param("--page-size 0", "expected 1 or more", id="zero"),
+        pytest.param("--cuda-graph-bs-decode 1 2 x", "1 2 x, not a whole number", id="text in a list"),
+        pytest.param("--speculative-num-steps -3", "-3, expected 1 to 256", id="negative steps"),
+        pytest.param("--speculative-num-steps 99999999", "expected 1 to 256", id="endless steps"),
+        pytest.param("--mamba-full-memory-ratio x", "x, not a number", id="ratio"),
+    ],
+)
+def test_a_flag_that_is_not_the_number_it_must_be(flags: str, says: str) -> None:
+    error = refused("qwen3-8b-eagle3", "--", *flags.split())
+    assert (error.exit_code, bool(error.hint)) == (56, True)
+    assert says in error.message
+
+
+def test_all_numbers_that_are_wrong_are_named() -> None:
+    error = refused("qwen3-8b-eagle3", "--", "--page-size", "x", "--context-length", "y")
+    assert all(flag in error.message for flag in ("--page-size", "--context-length"))
+
+
+def test_a_model_is_divided_over_the_gpus_that_are_named() -> None:
+    found = run(KIMI, "--gpus", PRO, "--", "--mem-fraction-static", "0.90")
+    assert found["argv"][-2:] == ["--tp-size", "8"]
+    assert any("--tp-size 8" in note for note in found["notes"])
+    assert planning.divided(KIMI, (), 1) == ((), "")
+    assert planning.divided("kimi-k2.5-int4-eagle3", (), 8) == ((), "")
+
+
+def test_replicas_need_gpus_of_their_own() -> None:
+    assert "2 GPUs (tp 1 x pp 1 x dp 2)" in refused("qwen3-8b-eagle3", "--", "--dp-size", "2").message
+    run("qwen3-8b-eagle3", "--gpus", "2xRTX PRO 6000", "--", "--dp-size", "2")
+    groups = ["--tp-size", "2", "--dp-size", "2", "--enable-dp-attention"]
+    run("qwen3-8b-eagle3", "--gpus", "2xRTX PRO 6000", "--", *groups)
 
 
 def test_a_config_that_lacks_fields(tmp_path: Path) -> None:

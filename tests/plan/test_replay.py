@@ -233,3 +233,18 @@ class TestCommand:
         assert result.exit_code == 0
         assert "losses found" in result.output
         assert '"it always pays" is right on 79.4% and finds no loss' in result.output
+
+
+def test_numbers_with_thousands_separators(tmp_path: Path) -> None:
+    head = "model,engine,parallel,ctx,conc,tps_nospec"
+    plain, grouped = tmp_path / "plain.csv", tmp_path / "grouped.csv"
+    plain.write_text(f"{head}\nKimi-K2.6 INT4,vLLM,TP8,0,64,1497.3\n")
+    grouped.write_text(f'{head}\nKimi-K2.6 INT4,vLLM,TP8,0,64,"1,497.3"\n')
+    assert replay(grouped).to_json() == replay(plain).to_json()
+    assert replay(grouped).rows[0].predicted
+
+
+def test_a_file_that_cannot_be_read_says_what_is_wanted(tmp_path: Path) -> None:
+    with pytest.raises(ReplayError) as error:
+        replay(tmp_path / "absent.csv")
+    assert "CSV file" in error.value.hint

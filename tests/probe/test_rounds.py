@@ -23,6 +23,7 @@ from sglang_bw.launch.probe.rounds import Point, Result, fit
 from sglang_bw.plan.speculation.probe import round_cost
 from sglang_bw.recipes import lookup
 from sglang_bw.recipes.flags import Flag
+from sglang_bw.recipes.hardware import Hardware
 
 HOST = Fingerprint("x86_64", "a processor", "580.1", ("RTX PRO 6000",) * 2, ("5x16",) * 2, ())
 
@@ -77,7 +78,7 @@ def test_the_servers_of_a_recipe(tmp_path: Path) -> None:
     recipe = lookup.find("tiny")
     found = setups.setups(recipe, (), (), tmp_path, goodput=True)
     assert [(setup.steps, setup.accept_length) for setup in found] == [(None, 1), (0, 1), (3, 1), (3, 2.5), (3, 4)]
-    plain, off, first = (setup.command(recipe, "cpu", {}, 31000, ()) for setup in found[:3])
+    plain, off, first = (setup.command(recipe, Hardware(device="cpu"), {}, 31000, ()) for setup in found[:3])
     assert not plain.speculates
     assert "SGLANG_SIMULATE_ACC_LEN" not in plain.env
     assert Flag("speculative-adaptive-policy", ("goodput",)) in off.flags
@@ -92,7 +93,7 @@ def test_the_servers_of_a_recipe(tmp_path: Path) -> None:
 def test_other_steps_take_other_draft_tokens(tmp_path: Path) -> None:
     recipe = lookup.find("tiny")
     setup = setups.setups(recipe, (5,), (2.0,), tmp_path, goodput=False)[1]
-    tokens = setup.command(recipe, "cpu", {}, 31000, ()).flags
+    tokens = setup.command(recipe, Hardware(device="cpu"), {}, 31000, ()).flags
     assert Flag("speculative-num-steps", ("5",)) in tokens
     assert Flag("speculative-num-draft-tokens", ("6",)) in tokens
 

@@ -162,3 +162,15 @@ def test_new_does_not_write_what_does_not_fit() -> None:
     failed = CliRunner().invoke(command, [*NEW[:-1], "2xRTX PRO 6000"])
     assert isinstance(failed.exception, PlanDoesNotFitError)
     assert failed.exception.exit_code == 50
+
+
+def test_new_with_an_id_that_is_none() -> None:
+    result = CliRunner().invoke(command, [*NEW, "--id", "A b/../c"])
+    assert result.exit_code == 2
+    assert "is no id" in result.output
+
+
+def test_a_part_of_an_id_tells_the_recipes_that_have_it() -> None:
+    hint = lookup.unknown("kimi").hint
+    assert "kimi-k2.5-int4-eagle3 or kimi-k2.5-nvfp4-eagle3?" in hint
+    assert "tiny" not in hint.split("?")[0]

@@ -13,7 +13,7 @@ from typing import Any
 
 from sglang_bw.fork import strict
 from sglang_bw.fork.rebase.outcome import HunkReport, HunkWord
-from sglang_bw.fork.rebase.same import made
+from sglang_bw.fork.rebase.same import made, used
 from sglang_bw.fork.rebase.units import Lines, Thing, Unit, split_lines, things, units
 
 Files = Mapping[str, bytes]
@@ -103,6 +103,12 @@ class _File:
         return things(self.versions.there, self.versions.stock or b"")
 
     @cached_property
+    def names(self) -> tuple[tuple[int, bytes], ...]:
+        """The names that stand in the added lines of the patch, each with its line."""
+        added = self.versions.added
+        return tuple((line, name) for line, name in used(self.versions.path, self.versions.patched) if line in added)
+
+    @cached_property
     def added(self) -> dict[str, Thing]:
         """What the patch defines anew; what lies in something that is added itself comes with it."""
         before = things(self.versions.path, self.versions.old)
@@ -180,7 +186,9 @@ class _File:
     def _code_there(self, hunk: Any) -> int:
         """Return the line (from 1) where the new release has a hunk's edits in its own layout, else 0."""
         one = self.versions
-        if one.stock is None:
+        numbers = {line.target_line_no for line in hunk if line.is_added}
+        # Code that is there is there under its names; to compare it takes a parser, once for every hunk.
+        if one.stock is None or any(line in numbers and name not in one.stock for line, name in self.names):
             return 0
         return made(one.path, one.old, with_hunks(one.old, [hunk]), one.there, one.stock)
 

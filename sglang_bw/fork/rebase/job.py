@@ -66,6 +66,8 @@ def start(root: Path, new: str, base: str | None, wheel: Path | None, options: O
     with opened(session.scratch_name(root, "check" if options.dry_run else "rebase")) as scratch:
         if options.dry_run:
             scratch.write_state(None)
+        else:
+            _forget_finished(scratch, root, new)
         state = scratch.read_state(RebaseState)
         if state and state.phase is Phase.STOPPED:
             raise RebaseOpenError(
@@ -93,6 +95,8 @@ def go_on(
     with opened(session.scratch_name(root)) as scratch:
         state = _open_state(scratch)
         publish.recover(root, state.request.new)
+        _forget_finished(scratch, root, state.request.new)
+        state = _open_state(scratch)
         if new and new != state.request.new:
             raise RebaseOpenError(
                 f"the open rebase goes to {state.request.new}, not to {new}", hint=session.ways_out(state, scratch)
@@ -164,6 +168,8 @@ def abort(root: Path, own: Own | None = None) -> tuple[str, str]:
             # Whatever is wrong with it, it can be thrown away.
             versions = "unknown", "unknown"
         scratch.remove()
+        if own is None:
+            publish.tidy(root, versions[1])
         return versions
 
 
@@ -202,7 +208,16 @@ def _finish(
         folder = None if options.dry_run else publish.write(made, root, replaces=bool(state.request.present))
         result = report(seconds=time.monotonic() - started, made=made, folder=folder)
     scratch.write_state(None)
+    if folder:
+        publish.tidy(root, folder.name)
     return result
+
+
+def _forget_finished(scratch: Scratch, root: Path, new: str) -> None:
+    """End a rebase that was killed when its base had taken the place of the one before."""
+    if publish.is_replaced(root, new):
+        scratch.write_state(None)
+        publish.tidy(root, new)
 
 
 def _open_state(scratch: Scratch) -> RebaseState:

@@ -121,20 +121,34 @@ def _still_needed(
 
 def recover(root: Path, base: str) -> None:
     """Bring a base back that a kill left under its name with a dot, see :func:`write`."""
-    before = root / f".{base}.old"
+    before = _aside(root, base)
     if before.exists() and not (root / base).exists():
         os.rename(before, root / base)  # noqa: PTH104
+
+
+def is_replaced(root: Path, base: str) -> bool:
+    """Whether a new base took the place of one that still lies beside it: the rebase is finished but for tidying up."""
+    return _aside(root, base).exists() and (root / base).exists()
+
+
+def tidy(root: Path, base: str) -> None:
+    """Delete the base that was replaced; only after the rebase is forgotten, since it tells that it was finished."""
+    shutil.rmtree(_aside(root, base), ignore_errors=True)
+
+
+def _aside(root: Path, base: str) -> Path:
+    return root / f".{base}.old"
 
 
 def write(made: Made, root: Path, *, replaces: bool) -> Path:
     """Put the base into ``patches/`` in one rename and return its folder.
 
-    :param replaces: a base of that name is there; it keeps what is no part of the series (its locks). A kill in
-        between leaves it under a name with a dot, which the next call brings back.
+    :param replaces: a base of that name is there; it keeps what is no part of the series (its locks). It stays
+        under a name with a dot until :func:`tidy`; after a kill in between the next call brings it back.
     :raises OutputError: nothing can be written, or another base of that name is there.
     """
     target = root / made.series.base
-    beside, before = root / f".{target.name}.new", root / f".{target.name}.old"
+    beside, before = root / f".{target.name}.new", _aside(root, target.name)
     if target.exists() and not replaces:
         if _is_written(made, target):
             return target
@@ -152,7 +166,6 @@ def write(made: Made, root: Path, *, replaces: bool) -> Path:
             os.rename(target, before)  # noqa: PTH104
         os.rename(beside, target)  # noqa: PTH104
         _sync(root)
-        shutil.rmtree(before, ignore_errors=True)
     except OSError as error:
         shutil.rmtree(beside, ignore_errors=True)
         raise OutputError(

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
 
 from sglang_bw.fork.rebase.search import TELLING
-from sglang_bw.fork.rebase.units import Thing, things, units
+from sglang_bw.fork.rebase.units import Thing, parse, things, units
 
 Code = tuple[str, ...]
 _START, _END = "<start>", "<end>"
@@ -47,6 +47,21 @@ def _changed(path: str, old: bytes, patched: bytes) -> list[str]:
         key for key in dict.fromkeys((*one, *two))
         if one.get(key) != two.get(key) and not key.startswith(("from ", "import "))
     ]  # fmt: skip
+
+
+def used(path: str, data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield line (from 1) and name of what a file's code uses; messages of assertions are no code here."""
+    module = parse(path, data)
+    open_nodes: list[ast.AST] = [module] if module else []
+    while open_nodes:
+        node = open_nodes.pop()
+        match node:
+            case ast.Name(id=name, lineno=line) | ast.Attribute(attr=name, lineno=line):
+                yield line, name.encode()
+            case ast.Assert(test=test):
+                open_nodes.append(test)
+                continue
+        open_nodes += ast.iter_child_nodes(node)
 
 
 @functools.lru_cache(maxsize=256)

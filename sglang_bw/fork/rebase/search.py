@@ -17,6 +17,9 @@ ALIKE = 0.5
 _ENOUGH = 6
 # Shorter lines say nothing about where code went.
 TELLING = 9
+# Where lines of code are looked for; the thousands of tables of tuned numbers beside them have as many lines.
+_CODE = (".py", ".pyi", ".cu", ".cuh", ".cpp", ".cc", ".h", ".hpp", ".rs", ".sh")
+_IN_WORD = re.compile(rb"\w")
 # So many files are compared whole with one that is missing.
 _CANDIDATES = 10
 
@@ -42,29 +45,35 @@ class Tree:
         return self._read[1]()
 
     @cached_property
-    def _texts(self) -> tuple[bytes, bytes]:
-        return _python(self.old), _python(self.files)
+    def _old_text(self) -> bytes:
+        return _python(self.old)
+
+    @cached_property
+    def _new_text(self) -> bytes:
+        return _python(self.files)
 
     def _had(self, word: str) -> bool:
         """Whether a word stands in any Python file of the old release."""
-        return _has_word(self._texts[0], word.encode())
+        return _has_word(self._old_text, word.encode())
 
     def _has(self, word: str) -> bool:
         """Whether a word stands in any Python file of the new release."""
-        return _has_word(self._texts[1], word.encode())
+        return _has_word(self._new_text, word.encode())
 
     def _renamed(self, path: str) -> str:
         """Return the file that the old release's ``path`` became, or an empty string."""
         if path in self.files or path not in self.old:
             return ""
         suffix, before = PurePosixPath(path).suffix, split_lines(self.old[path])
-        shared = Counter(
-            other for line in {line.strip() for line in before} for other in self._lines.get(line, ())
+        wanted = _telling(before)
+        shared = Counter({
+            other: len(wanted & self._lines_of(other)) for other in self.files
             if other not in self.old and other.endswith(suffix)
-        )  # fmt: skip
+        })  # fmt: skip
         scores = (
-            (alike(before, split_lines(self.files[other])), other) for other, _ in shared.most_common(_CANDIDATES)
-        )
+            (alike(before, split_lines(self.files[other])), other)
+            for other, count in shared.most_common(_CANDIDATES) if count
+        )  # fmt: skip
         score, found = max(scores, default=(0.0, ""))
         return found if score >= ALIKE else ""
 
@@ -92,24 +101,23 @@ class Tree:
 
     def nearest(self, lines: Iterable[bytes]) -> str:
         """Return ``file:line`` where most of these lines survive, or an empty string."""
-        wanted = {line.strip() for line in lines if len(line.strip()) >= TELLING}
-        counts = Counter(path for line in wanted for path in self._lines.get(line, ()))
-        if not counts:
+        wanted = _telling(lines)
+        counts = {path: len(wanted & self._lines_of(path)) for path in self.files if path.endswith(_CODE)}
+        best = max(counts.values(), default=0)
+        if not best:
             return ""
-        best = max(counts.values())
         path = min(path for path, count in counts.items() if count == best)
         there = [at for at, line in enumerate(split_lines(self.files[path]), start=1) if line.strip() in wanted]
         return f"{path}:{there[0]}" if best * 2 >= len(wanted) or best >= _ENOUGH else ""
 
-    @cached_property
-    def _lines(self) -> Mapping[bytes, list[str]]:
-        """Line -> the files of the new release that have it."""
-        found: dict[bytes, list[str]] = {}
-        for path, data in self.files.items():
-            for line in {line.strip() for line in data.split(b"\n")}:
-                if len(line) >= TELLING:
-                    found.setdefault(line, []).append(path)
-        return found
+    @functools.cache  # noqa: B019
+    def _lines_of(self, path: str) -> frozenset[bytes]:
+        """Return the lines of a file of the new release that say something."""
+        return _telling(self.files[path].split(b"\n"))
+
+
+def _telling(lines: Iterable[bytes]) -> frozenset[bytes]:
+    return frozenset(line for line in map(bytes.strip, lines) if len(line) >= TELLING)
 
 
 def _python(files: Mapping[str, bytes]) -> bytes:
@@ -117,7 +125,13 @@ def _python(files: Mapping[str, bytes]) -> bytes:
 
 
 def _has_word(text: bytes, word: bytes) -> bool:
-    return word in text and re.search(rb"\b%b\b" % re.escape(word), text) is not None
+    # A pattern with word borders takes half a second for a release, this a few milliseconds.
+    at = text.find(word)
+    while at >= 0:
+        if not _IN_WORD.match(text, at - 1 if at else len(text)) and not _IN_WORD.match(text, at + len(word)):
+            return True
+        at = text.find(word, at + 1)
+    return False
 
 
 def _bare(key: str) -> str:

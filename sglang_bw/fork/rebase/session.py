@@ -6,8 +6,10 @@ Every step ends with the state on disk. What a person may have edited is never t
 
 from __future__ import annotations
 
+import gc
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -202,6 +204,19 @@ def resume(scratch: Scratch, state: RebaseState, request: Request) -> None:
             )
 
 
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Let Python look for no cycles: in millions of syntax nodes it finds none, and takes half of the time for that."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+@_without_collector()
 def move_all(scratch: Scratch, state: RebaseState, folder: Path, progress: Progress) -> RebaseState:
     """Move the patches of ``folder`` until one needs a person, or all have their word."""
     files = [folder / name for name in state.patches]

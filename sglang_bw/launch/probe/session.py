@@ -21,7 +21,8 @@ from sglang_bw.launch.probe.setups import Setup
 from sglang_bw.launch.process import SignalRelay
 from sglang_bw.recipes import flags
 from sglang_bw.recipes.flags import Flags
-from sglang_bw.recipes.schema import Device, Recipe
+from sglang_bw.recipes.hardware import Hardware
+from sglang_bw.recipes.schema import Recipe
 
 _STOP_S = 20.0
 # Before the first start is over nobody knows how long one takes: a small model on a GPU, graphs captured.
@@ -70,7 +71,7 @@ def start_all(
     setups: Sequence[Setup],
     recipe: Recipe,
     engine: Engine,
-    device: Device,
+    machine: Hardware,
     plan: Plan,
     result: Result,
     *,
@@ -90,7 +91,7 @@ def start_all(
         head = f"{number}/{len(setups)} {setup.title}"
         began = time.monotonic()
         say = _saying(head, pace, tell)
-        with _running(setup, recipe, engine, device, plan, extra, log, say) as running:
+        with _running(setup, recipe, engine, machine, plan, extra, log, say) as running:
             pace.starts.append(time.monotonic() - began)
             result.servers.append(
                 {
@@ -176,15 +177,15 @@ def _running(
     setup: Setup,
     recipe: Recipe,
     engine: Engine,
-    device: Device,
+    machine: Hardware,
     plan: Plan,
     extra: Flags,
     log: Path,
     say: Callable[[str], None],
 ) -> Iterator[server.Server]:
-    command = setup.command(recipe, device, engine.environment(), _free_port(), extra)
+    command = setup.command(recipe, machine, engine.environment(), _free_port(), extra)
     weights.check_command(command)
-    environ = devices.environment(device, {**engine.environment(), **command.env})
+    environ = devices.environment(machine.device, {**engine.environment(), **command.env})
     environ.pop("PYTHONDONTWRITEBYTECODE", None)
     with SignalRelay() as relay:
         running = server.start(command, command.argv(engine.python), environ, log, relay)

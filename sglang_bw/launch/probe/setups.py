@@ -11,7 +11,8 @@ from sglang_bw.host import probes
 from sglang_bw.launch import command as commands
 from sglang_bw.launch.command import Command
 from sglang_bw.recipes.flags import Flag, Flags
-from sglang_bw.recipes.schema import Device, Recipe, Speculation
+from sglang_bw.recipes.hardware import Hardware
+from sglang_bw.recipes.schema import Recipe, Speculation
 
 # The mean is exact and a round's length is the nearest whole numbers; the older default is biased near the ends.
 _METHOD = "match-expected"
@@ -38,10 +39,12 @@ class Setup:
             return "plain decoding"
         return f"{self.steps} steps, accept length {self.accept_length:g} (simulated)"
 
-    def command(self, recipe: Recipe, device: Device, environ: Mapping[str, str], port: int, extra: Flags) -> Command:
+    def command(
+        self, recipe: Recipe, machine: Hardware, environ: Mapping[str, str], port: int, extra: Flags
+    ) -> Command:
         """Return its launch: the recipe, the user's flags, and what this setup needs."""
         built = commands.build(
-            recipe, device, environ, port=port, speculate=self.steps is not None, extra=(*extra, *self.flags)
+            recipe, machine, environ, port=port, speculate=self.steps is not None, extra=(*extra, *self.flags)
         )
         return replace(built, env={**built.env, **self.env})
 

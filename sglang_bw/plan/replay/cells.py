@@ -110,9 +110,9 @@ def accept_length(row: Row) -> float | None:
 
 
 def positive(text: str | None) -> float | None:
-    """Return a positive finite number, or ``None``."""
+    """Return a positive finite number, or ``None``; ``1,497.3`` is one."""
     try:
-        value = float(text or "")
+        value = float((text or "").replace(",", ""))
     except ValueError:
         return None
     return value if math.isfinite(value) and value > 0 else None

@@ -26,6 +26,7 @@ NEEDED = {
     Form.MEMORY_POINTS: ("mem_fraction", "avail_after_weights_GiB", "bytes_per_token_per_gpu"),
     Form.MEMORY_LOGS: ("mem_fraction_static", "avail_before_GB", "avail_after_GB"),
 }
+_WANTED = "Give a CSV file in UTF-8 whose first line names the columns, as in the tables that docs/plan.md names."
 
 
 @dataclass(frozen=True)
@@ -48,13 +49,13 @@ def read(path: Path) -> Table:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise ReplayError(f"{path} cannot be read: {error.strerror or error}") from error
+        raise ReplayError(f"{path} cannot be read: {error.strerror or error}", hint=_WANTED) from error
     except UnicodeDecodeError as error:
-        raise ReplayError(f"{path} is not a text file in UTF-8", hint="export the table as CSV") from error
+        raise ReplayError(f"{path} is not a text file in UTF-8", hint=_WANTED) from error
     try:
         lines = [line for line in csv.reader(text.splitlines(), strict=True) if line]
     except csv.Error as error:
-        raise ReplayError(f"{path} is not valid CSV: {error}") from error
+        raise ReplayError(f"{path} is not valid CSV: {error}", hint=_WANTED) from error
     if len(lines) < 2:
         raise ReplayError(f"{path} has no rows", hint="the first line names the columns, each further line is a row")
     header = [name.strip() for name in lines[0]]
@@ -69,7 +70,7 @@ def read(path: Path) -> Table:
 
 def _form(path: Path, header: list[str]) -> Form:
     if twice := sorted({name for name in header if header.count(name) > 1}):
-        raise ReplayError(f"{path} names a column twice: {', '.join(twice)}")
+        raise ReplayError(f"{path} names a column twice: {', '.join(twice)}", hint="Rename or remove one of them.")
     missing = {form: [name for name in needed if name not in header] for form, needed in NEEDED.items()}
     for form, absent in missing.items():
         if not absent:

@@ -20,6 +20,8 @@ from sglang_bw.plan.speculation.allreduce import AllReduce
 from sglang_bw.plan.speculation.cost import Ratio
 from sglang_bw.plan.speculation.tables import parameters
 
+_MAKE_ONE = "run `sglang-bw probe round` or `sglang-bw probe allreduce` with --json"
+
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -106,11 +108,11 @@ def _load(path: Path, model: type[Model]) -> Model:
     try:
         return model.model_validate_json(path.read_bytes())
     except OSError as error:
-        raise SpeculationInputError(f"{path} cannot be read: {error.strerror or error}") from error
+        raise SpeculationInputError(f"{path} cannot be read: {error.strerror or error}", hint=_MAKE_ONE) from error
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the file"
         raise SpeculationInputError(
             f"{path} is not a result of `sglang-bw probe`: {where}: {first['msg']}",
-            hint="run `sglang-bw probe round` or `sglang-bw probe allreduce` with --json",
+            hint=_MAKE_ONE,
         ) from error

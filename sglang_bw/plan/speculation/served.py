@@ -14,6 +14,7 @@ from sglang_bw.plan.speculation.accept import AcceptCurve, from_lengths, golden
 
 # "accept len: 2.35" of the decode lines in the engine's log; it counts the bonus token.
 _LOG_LINE = re.compile(r"accept len(?:gth)?:\s*(\d+(?:\.\d+)?)", re.IGNORECASE)
+_GIVE = 'give "accept len" lines of the engine\'s log, or JSON lines with meta_info of a server that speculates'
 # How far the mean of served traffic is trusted: it is this traffic, but another day.
 _SIGMA = 0.04
 
@@ -51,7 +52,7 @@ def accept_curve(path: Path, steps: int, *, kind: str = "eagle3", model: str = "
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        raise SpeculationInputError(f"{path} cannot be read: {error.strerror or error}") from error
+        raise SpeculationInputError(f"{path} cannot be read: {error.strerror or error}", hint=_GIVE) from error
     seen = _read(text.splitlines())
     source = f"served traffic ({path.name})"
     if seen.histogram:
@@ -59,8 +60,7 @@ def accept_curve(path: Path, steps: int, *, kind: str = "eagle3", model: str = "
     if not seen.lengths:
         raise SpeculationInputError(
             f"{path} says nothing about accept lengths",
-            hint='it needs "accept len" lines of the engine\'s log, or JSON lines with meta_info of a server that '
-            "speculates",
+            hint=_GIVE,
         )
     mean = sum(length * rounds for length, rounds in seen.lengths) / sum(rounds for _, rounds in seen.lengths)
     return golden(kind, model).through(steps, mean, sigma=_SIGMA, source=source)

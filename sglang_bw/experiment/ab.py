@@ -1,0 +1,385 @@
+"""A baseline (A) and a treatment (B), measured in alternating blocks until the interval is narrow enough."""
+
+from __future__ import annotations
+
+import secrets
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from sglang_bw import __version__
+from sglang_bw.errors import ArmError, BwError, EngineStartError, LoadError, PromptsError, RefusedMeasurementError
+from sglang_bw.experiment import arm as arms
+from sglang_bw.experiment import load, verdict
+from sglang_bw.experiment.arm import Arm, ArmPlan, Name
+from sglang_bw.experiment.client import Sampling, StreamFailedError
+from sglang_bw.experiment.prompts import Prompt, PromptSet
+from sglang_bw.experiment.quantiles import middle
+from sglang_bw.experiment.verdict import Limits
+from sglang_bw.host import fingerprint
+from sglang_bw.ledger.record import ArmRecord, Block, Outcome, Ratio, RunFile, RunRecord
+
+LEAST_ROUNDS = 6
+_PARTS = 8
+MOST_ROUNDS = 40
+_SIMULATION = "SGLANG_SIMULATE_ACC_LEN"
+_OTHER_KV_POOL = 0.05
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a comparison is run.
+
+    :ivar rounds: exactly so many; ``None`` to go on until every half-width is within ``within``.
+    :ivar within: half-width of the 95 % interval, as a share of the ratio.
+    :ivar budget_s: no round begins that would end later than this.
+    :ivar flush: empty the prefix cache before each block.
+    :ivar allow_random: measure random tokens all the same.
+    """
+
+    prompts: PromptSet
+    sampling: Sampling = field(default_factory=Sampling)
+    concurrencies: tuple[int, ...] = (1,)
+    rounds: int | None = None
+    within: float = 0.03
+    budget_s: float = 1800.0
+    limits: Limits = field(default_factory=Limits)
+    flush: bool = True
+    allow_random: bool = False
+
+
+class Watcher(Protocol):
+    """Is told what goes on, for a progress display."""
+
+    def block(self, name: Name, round_number: int, concurrency: int, total: int) -> None:
+        """Begin of a block of ``total`` requests; also the warm-up's, with ``round_number`` -1."""
+
+    def answered(self, count: int) -> None:
+        """So many requests of the block are answered."""
+
+    def round_over(self, rounds: int, ratios: Sequence[tuple[int, float, float]]) -> None:
+        """After a round: concurrency, ratio and half-width of each."""
+
+
+class Pair:
+    """Both arms, started when they are needed: at once, or one after the other where the GPUs hold only one."""
+
+    def __init__(self, plans: tuple[ArmPlan, ArmPlan], start: Callable[[ArmPlan], Arm], *, together: bool) -> None:
+        self._plans: dict[Name, ArmPlan] = {plan.name: plan for plan in plans}
+        self._start = start
+        self.together = together
+        self._running: dict[Name, Arm] = {}
+
+    def use(self, name: Name) -> tuple[Arm, bool]:
+        """Return an arm that runs, and whether it has just been started."""
+        if name in self._running:
+            return self._running[name], False
+        if not self.together:
+            self.close()
+        self._running[name] = self._start(self._plans[name])
+        return self._running[name], True
+
+    def why(self, name: Name) -> str | None:
+        """Return why the engine of an arm is gone, if it is and was started here."""
+        return self._running[name].why_it_ended() if name in self._running else None
+
+    def close(self) -> None:
+        """Stop what runs."""
+        for arm in self._running.values():
+            arm.stop()
+        self._running.clear()
+
+
+class Experiment:
+    """One run, from the first start to the outcome; what is finished is on the disk."""
+
+    def __init__(self, head: RunRecord, pair: Pair, settings: Settings, file: RunFile, watcher: Watcher) -> None:
+        self.head = head
+        self.pair = pair
+        self.settings = settings
+        self.file = file
+        self.watcher = watcher
+        self.blocks: list[Block] = []
+        self._known: dict[str, ArmRecord] = {}
+        self._warnings: list[str] = []
+
+    def run(self) -> Outcome:
+        """Measure, and return the outcome, which is written as well.
+
+        :raises BwError: a server failed, or an arm is not what it is meant to be. The outcome is written then, too.
+        :raises KeyboardInterrupt: likewise.
+        """
+        self.file.write(self.head)
+        try:
+            self._rounds()
+        except (BwError, KeyboardInterrupt) as error:
+            self._end(*_failure(error))
+            raise
+        finally:
+            self.pair.close()
+        return self._end(None, None)
+
+    def _rounds(self) -> None:
+        began = time.monotonic()
+        number, ratios = 0, []
+        while True:
+            if self.pair.together:
+                self._alternate(number)
+            else:
+                for name in _order(number):
+                    self._visit(name, number)
+            number += 1
+            ratios = self._ratios()
+            self.watcher.round_over(number, [(ratio.concurrency, ratio.value, ratio.half_width) for ratio in ratios])
+            spent = time.monotonic() - began
+            if self._is_enough(number, ratios) or spent + spent / number > self.settings.budget_s:
+                break
+        wide = [ratio for ratio in ratios if ratio.half_width > self.settings.within]
+        if wide and self.settings.rounds is None:
+            self._warn(f"the budget ended before every interval was within {self.settings.within:.1%}")
+
+    def _is_enough(self, number: int, ratios: Sequence[Ratio]) -> bool:
+        if self.settings.rounds is not None:
+            return number >= self.settings.rounds
+        if number % 2 or number < LEAST_ROUNDS:  # an even number, so that neither arm was first more often
+            return False
+        return number >= MOST_ROUNDS or all(ratio.half_width <= self.settings.within for ratio in ratios)
+
+    def _visit(self, name: Name, number: int) -> None:
+        """Measure the whole block of one arm: the other is not up."""
+        arm = self._enter(name)
+        for concurrency in self.settings.concurrencies:
+            self._keep(self._measure(arm, number, concurrency, self.settings.prompts.prompts))
+
+    def _alternate(self, number: int) -> None:
+        """Measure a round of arms that are both up: a part of the block on one, on the other, then the next part.
+
+        What disturbs a machine for seconds meets both arms then.
+        """
+        running = {name: self._enter(name) for name in _order(number)}
+        prompts = self.settings.prompts.prompts
+        for concurrency in self.settings.concurrencies:
+            size = max(2 * concurrency, -(-len(prompts) // _PARTS))
+            found: dict[Name, list[Block]] = {name: [] for name in _order(number)}
+            for turn, start in enumerate(range(0, len(prompts), size)):
+                for name in _order(number + turn):
+                    part = prompts[start : start + size]
+                    found[name].append(self._measure(running[name], number, concurrency, part, flush=turn == 0))
+            for parts in found.values():
+                self._keep(_joined(parts, len(self.blocks)))
+
+    def _enter(self, name: Name) -> Arm:
+        """Return an arm that runs, is what it should be, and is warm."""
+        arm, is_new = self.pair.use(name)
+        if is_new:
+            self._introduce(arm)
+            for concurrency in self.settings.concurrencies:
+                self._measure(arm, -1, concurrency, self.settings.prompts.prompts[: max(concurrency, 2)])
+        return arm
+
+    def _keep(self, block: Block) -> None:
+        self.blocks.append(block)
+        self.file.write(block)
+
+    def _introduce(self, arm: Arm) -> None:
+        """Write down what an arm is; one that was started again must be the same as before."""
+        name, record = arm.plan.name, arm.record
+        if (before := self._known.get(name)) and (changed := arms.difference(before, record)):
+            raise ArmError(
+                f"arm {name} is configured differently after a restart: {', '.join(changed)}",
+                hint="Fix what changed by a flag, for example --set mem-fraction-static=0.8.",
+            )
+        refuses = self.settings.prompts.is_noise and not self.settings.allow_random
+        if record.speculation and refuses:
+            raise RefusedMeasurementError(
+                f"arm {name} speculates, and random tokens inflate the accept length: it may be twice a real one",
+                hint="Take a set of real text (--prompts chat); --allow-random measures all the same.",
+            )
+        if before is None:
+            self._known[name] = record
+            a, b = (self._known.get(x.name, x) for x in self.head.arms)
+            both = len(self._known) > 1
+            self.head = self.head.model_copy(
+                update={"arms": (a, b), "difference": arms.difference(a, b) if both else {}}
+            )
+            self.file.write(self.head)
+            if both:
+                self._compare_arms(a, b)
+
+    def _compare_arms(self, a: ArmRecord, b: ArmRecord) -> None:
+        if a.kv_tokens and b.kv_tokens and abs(a.kv_tokens / b.kv_tokens - 1) > _OTHER_KV_POOL:
+            self._warn(f"the KV pools differ: {a.kv_tokens} and {b.kv_tokens} tokens")
+        if a.graphs != b.graphs:
+            self._warn(f"decode graphs: {a.graphs} in A, {b.graphs} in B")
+
+    def _measure(
+        self, arm: Arm, number: int, concurrency: int, prompts: tuple[Prompt, ...], *, flush: bool = True
+    ) -> Block:
+        try:
+            return self._ask(arm, number, concurrency, prompts, flush=flush)
+        except LoadError as error:
+            if reason := self.pair.why(arm.plan.name):
+                error.message = f"{reason}; seen as: {error.message}"
+            raise
+
+    def _ask(self, arm: Arm, number: int, concurrency: int, prompts: tuple[Prompt, ...], *, flush: bool) -> Block:
+        settings = self.settings
+        if settings.flush and flush:
+            arm.flush()
+        self.watcher.block(arm.plan.name, number, concurrency, len(prompts))
+        began = datetime.now(UTC)
+        with arm.observed() as seen:
+            found = load.run_block(
+                arm.url,
+                prompts,
+                settings.sampling,
+                concurrency,
+                api_key=arm.plan.api_key,
+                on_done=self.watcher.answered,
+            )
+        return Block(
+            arm=arm.plan.name,
+            round=max(number, 0),
+            position=len(self.blocks),
+            concurrency=concurrency,
+            began=began,
+            seconds=found.seconds,
+            rows=found.rows,
+            spread_s=found.spread_s,
+            client_lag_s=found.lag_s,
+            client_cpu=found.cpu,
+            kv_use=found.kv_use,
+            gpu=seen.gpu,
+            graph_share=seen.graph_share,
+        )
+
+    def _ratios(self) -> list[Ratio]:
+        a, b = (self._known.get(x.name, x).speculation is not None for x in self.head.arms)
+        found = (
+            verdict.ratio(self.blocks, concurrency, self.settings.limits, (a, b))
+            for concurrency in self.settings.concurrencies
+        )
+        return [ratio for ratio in found if ratio]
+
+    def _end(self, failure: str | None, text: str | None) -> Outcome:
+        ratios = self._ratios()
+        self._look_at_the_client()
+        broken = [ratio for ratio in ratios if verdict.is_broken(ratio)]
+        drifted = [ratio for ratio in ratios if ratio.drifted]
+        for ratio in broken:
+            self._warn(
+                f"R is {ratio.round_cost:.2f} at concurrency {ratio.concurrency}: a speculative round cannot cost less "
+                "than a decode step; the baseline is broken (no decode graph? another load on the machine?)"
+            )
+        for ratio in drifted:
+            self._warn(
+                f"the baseline drifted at concurrency {ratio.concurrency}: to {ratio.drift:.3f} of its first speed by "
+                "the last block, more than the interval; something else changed (clocks, heat, load)"
+            )
+        if not ratios and failure is None:
+            self._warn("fewer than two rounds: there is no interval; give it more time with --budget")
+        greedy = self.settings.sampling.temperature == 0 and not self.head.simulated
+        outcome = Outcome(
+            ended=datetime.now(UTC),
+            valid=bool(ratios) and failure is None and not broken and not drifted,
+            ratios=tuple(ratios),
+            outputs=verdict.compare_outputs(self.blocks) if greedy else None,
+            warnings=tuple(self._warnings),
+            failure=failure,
+            failure_text=text,
+        )
+        self.file.write(outcome)
+        self.file.close()
+        return outcome
+
+    def _look_at_the_client(self) -> None:
+        for concurrency in self.settings.concurrencies:
+            blocks = [block for block in self.blocks if block.concurrency == concurrency]
+            lag = statistics.median(block.client_lag_s for block in blocks) if blocks else 0.0
+            cpu = statistics.median(block.client_cpu for block in blocks) if blocks else 0.0
+            if load.is_slow(lag, cpu):
+                self._warn(
+                    f"the client may be the bottleneck at concurrency {concurrency}: its own work is late by "
+                    f"{lag * 1000:.1f} ms, and it uses {cpu:.0%} of a core; free a core for it, or run it on another "
+                    "machine with --url"
+                )
+
+    def _warn(self, text: str) -> None:
+        self._warnings.append(text)
+
+
+def _order(number: int) -> tuple[Name, Name]:
+    return ("A", "B") if number % 2 == 0 else ("B", "A")
+
+
+def _joined(parts: Sequence[Block], position: int) -> Block:
+    """Return the parts of a block as one."""
+    spreads = [part.spread_s for part in parts if part.spread_s]
+    first, offset, rows = parts[0], 0.0, []
+    for part in parts:
+        rows += [row.model_copy(update={"began_s": row.began_s + offset}) for row in part.rows]
+        offset += part.seconds
+    return first.model_copy(
+        update={
+            "position": position,
+            "seconds": offset,
+            "rows": tuple(rows),
+            "spread_s": middle(spreads) if spreads else None,
+            "client_lag_s": max(part.client_lag_s for part in parts),
+            "client_cpu": max(part.client_cpu for part in parts),
+            "kv_use": max((part.kv_use for part in parts if part.kv_use is not None), default=None),
+        }
+    )
+
+
+def head(
+    plans: tuple[ArmPlan, ArmPlan], records: tuple[ArmRecord, ArmRecord], settings: Settings, *, recipe: str | None
+) -> RunRecord:
+    """Return the first line of a run."""
+    began = datetime.now(UTC)
+    a, b = plans
+    simulated = any(_SIMULATION in plan.command.env for plan in plans if plan.command)
+    return RunRecord(
+        id=f"{began:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}",
+        began=began,
+        tool=__version__,
+        hypothesis=f"{b.says} against {a.says}",
+        recipe=recipe,
+        host=fingerprint.look(local=all(arms.is_local(plan.url) for plan in plans)),
+        arms=records,
+        simulated=simulated,
+        settings=_settings(settings),
+    )
+
+
+def _settings(settings: Settings) -> dict[str, Any]:
+    sampling, limits = settings.sampling, settings.limits
+    return {
+        "prompts": settings.prompts.name,
+        "prompts_digest": settings.prompts.digest,
+        "prompt_count": len(settings.prompts.prompts),
+        "random_tokens": settings.prompts.is_noise,
+        "concurrency": list(settings.concurrencies),
+        "max_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "ignore_eos": sampling.ignore_eos,
+        "seed": sampling.seed,
+        "flush": settings.flush,
+        "rounds": settings.rounds,
+        "within": settings.within,
+        "budget_s": settings.budget_s,
+        "limits_s": {"ttft": limits.ttft_s, "tpot": limits.tpot_s, "e2e": limits.e2e_s},
+    }
+
+
+def _failure(error: BaseException) -> tuple[str, str]:
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", "interrupted by the user"
+    text = error.message if isinstance(error, BwError) else str(error)
+    if isinstance(error, StreamFailedError):
+        return error.failure, text
+    classes = ((EngineStartError, "start-failed"), (ArmError, "wrong-arm"), (PromptsError, "prompts"))
+    return next((name for kind, name in classes if isinstance(error, kind)), "other"), text

@@ -1,0 +1,282 @@
+"""The two sides of a comparison: started here or only named, and checked to be what they are said to be."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+
+from sglang_bw.errors import ArmError, LoadError
+from sglang_bw.experiment.gpu import GpuSampler
+from sglang_bw.experiment.graphs import graph_share
+from sglang_bw.launch import device as devices
+from sglang_bw.launch import port as ports
+from sglang_bw.launch import server as servers
+from sglang_bw.launch.command import Command
+from sglang_bw.launch.engine import Engine
+from sglang_bw.launch.process import SignalRelay
+from sglang_bw.launch.server import Server
+from sglang_bw.launch.startup import Phase, Startup
+from sglang_bw.ledger.record import ArmRecord, EngineRecord
+from sglang_bw.recipes import flags
+
+Name = Literal["A", "B"]
+Info = dict[str, Any]
+OnStart = Callable[[str, Startup, list[Phase]], None]
+
+_INFO_PATHS = ("/server_info", "/get_server_info")  # the second one: engines up to 0.5.16
+_ASK_S = 30.0
+_FLUSH_TRIES = 20
+_STOP_S = 20.0
+# Of a server's own state and address, not of its configuration.
+_VOLATILE = {
+    *("internal_states", "startup_time", "launch_command", "kv_events", "host", "port", "nccl_port", "random_seed"),
+    *("dist_init_addr", "log_level", "status"),
+}
+_SECRET = ("api_key", "password", "watermark", "secret")
+_SPECULATION = ("speculative-num-steps", "speculative-eagle-topk", "speculative-num-draft-tokens")
+
+
+@dataclass(frozen=True)
+class ArmPlan:
+    """What an arm is meant to be.
+
+    :ivar says: in words, for people.
+    :ivar command: how it is started; ``None`` for a server that runs already.
+    :ivar asked: engine flags that were set for this arm alone, and that the server must confirm.
+    """
+
+    name: Name
+    says: str
+    url: str
+    command: Command | None = None
+    asked: Mapping[str, str] = field(default_factory=dict)
+    api_key: str | None = None
+
+
+class Arm:
+    """An arm that answers.
+
+    :ivar record: what it turned out to be.
+    """
+
+    def __init__(self, plan: ArmPlan, engine: Engine | None, server: Server | None = None) -> None:
+        """Ask the server what it is, and compare.
+
+        :raises ArmError: it is something else; lists every finding.
+        :raises LoadError: it does not answer.
+        """
+        self.plan = plan
+        self.server = server
+        self.record = _identify(plan, engine)
+
+    @property
+    def url(self) -> str:
+        """Where it answers."""
+        return self.plan.url
+
+    def flush(self) -> None:
+        """Empty the prefix cache; the engine refuses while it still works on something, so ask again.
+
+        :raises LoadError: it does not, or not within ten seconds.
+        """
+        for _ in range(_FLUSH_TRIES):
+            if _ask(self.plan, "POST", "/flush_cache").status_code == httpx.codes.OK:
+                return
+            time.sleep(0.5)
+        raise LoadError(
+            f"{self.url} does not flush its prefix cache",
+            hint="Something else uses the server; or pass --no-flush, and prompts are found in the cache.",
+        )
+
+    @contextlib.contextmanager
+    def observed(self) -> Iterator[Observation]:
+        """Watch GPUs and the engine's log while a block runs; the result is filled at the end."""
+        log = self.server.process.log if self.server else None
+        begin = log.stat().st_size if log else 0
+        found = Observation()
+        with GpuSampler(local=is_local(self.url)) as sampler:
+            yield found
+        found.gpu = sampler.use()
+        found.graph_share = graph_share(log, begin) if log else None
+
+    def why_it_ended(self) -> str | None:
+        """Return why a started engine is gone; ``None`` while it runs, and for a server that was only named."""
+        if self.server is None or self.server.process.wait(2.0) is None:
+            return None
+        return f"the engine of arm {self.plan.name} ended: {self.server.death()} (log: {self.server.process.log})"
+
+    def stop(self) -> None:
+        """End what was started here."""
+        if self.server and self.server.process.poll() is None:
+            self.server.process.send(signal.SIGTERM)
+            if self.server.process.wait(_STOP_S) is None:
+                self.server.process.kill()
+                self.server.process.wait()
+
+
+@dataclass
+class Observation:
+    """What was seen beside the requests."""
+
+    gpu: Any = None
+    graph_share: float | None = None
+
+
+def start(plan: ArmPlan, engine: Engine, log: Path, timeout_s: float, on_start: OnStart) -> Arm:
+    """Start an arm's engine, wait until it answers, check it.
+
+    :raises EngineStartError: it died, or was not ready in time.
+    :raises PortInUseError: somebody else listens there.
+    :raises ArmError: it is not what it is meant to be; it is stopped then.
+    """
+    command = plan.command
+    if command is None:
+        return Arm(plan, engine)
+    ports.check_free(command.host, command.port)
+    environ = devices.environment(command.device, {**engine.environment(), **command.env})
+    # The relay is not entered: Ctrl-C is this program's, which then ends the engine in its own way.
+    server = servers.start(command, command.argv(engine.python), environ, log, SignalRelay())
+    try:
+        server.await_ready(timeout_s, lambda startup, begun: on_start(plan.name, startup, begun))
+        return Arm(plan, engine, server)
+    except BaseException:
+        server.process.kill()
+        server.process.wait()
+        raise
+
+
+def config(info: Info) -> Info:
+    """Return the configuration in a server's answer: without state, addresses and secrets."""
+    return {
+        key: value
+        for key, value in sorted(info.items())
+        if key not in _VOLATILE and not any(word in key for word in _SECRET)
+    }
+
+
+def difference(a: ArmRecord, b: ArmRecord) -> dict[str, tuple[Any, Any]]:
+    """Return what is not configured the same: key -> (A, B)."""
+    keys = sorted({*a.config, *b.config})
+    return {key: (a.config.get(key), b.config.get(key)) for key in keys if a.config.get(key) != b.config.get(key)}
+
+
+def is_local(url: str) -> bool:
+    """Tell whether a server runs on this machine."""
+    return httpx.URL(url).host in ("127.0.0.1", "localhost", "::1")
+
+
+def _identify(plan: ArmPlan, engine: Engine | None) -> ArmRecord:
+    info = _info(plan)
+    states = info.get("internal_states") or [{}]
+    state = states[0] if isinstance(states[0], dict) else {}
+    memory = state.get("memory_usage") or {}
+    kv_tokens = info.get("max_total_num_tokens") or memory.get("token_capacity")
+    if findings := _findings(plan, engine, info):
+        raise ArmError(
+            "\n".join([f"arm {plan.name} ({plan.says}) is not what it is meant to be:", *findings]),
+            hint=f"{plan.url}/server_info has the whole configuration.",
+        )
+    return planned(plan, engine).model_copy(
+        update={
+            "engine": _engine_record(engine if plan.command else None, str(info.get("version", "unknown"))),
+            "speculation": _speculation(info),
+            "kv_tokens": int(kv_tokens) if kv_tokens else None,
+            "graphs": _graphs(info, state),
+            "config": config(info),
+        }
+    )
+
+
+def planned(plan: ArmPlan, engine: Engine | None) -> ArmRecord:
+    """Return what is known of an arm before it answers."""
+    command = plan.command
+    return ArmRecord(
+        name=plan.name,
+        says=plan.says,
+        url=plan.url,
+        argv=tuple(flags.tokens(command.shown_flags)) if command else (),
+        env=dict(command.shown_env) if command else {},
+        engine=_engine_record(engine if command else None, engine.installation.version if engine else "unknown"),
+    )
+
+
+def _info(plan: ArmPlan) -> Info:
+    for path in _INFO_PATHS:
+        response = _ask(plan, "GET", path)
+        if response.status_code == httpx.codes.OK:
+            with contextlib.suppress(ValueError):
+                info = response.json()
+                if isinstance(info, dict):
+                    return info
+    raise ArmError(
+        f"{plan.url} does not say what it is ({response.status_code} on /server_info)",
+        hint="Is it an SGLang server? A server with a key needs --api-key or SGLANG_API_KEY.",
+    )
+
+
+def _ask(plan: ArmPlan, method: str, path: str) -> httpx.Response:
+    headers = {"Authorization": f"Bearer {plan.api_key}"} if plan.api_key else {}
+    try:
+        return httpx.request(method, plan.url + path, headers=headers, timeout=_ASK_S, verify=False, trust_env=False)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise LoadError(
+            f"arm {plan.name} does not answer at {plan.url}: {error}",
+            hint="Is the server up, and the address right? `sglang-bw serve` prints it.",
+        ) from error
+
+
+def _findings(plan: ArmPlan, engine: Engine | None, info: Info) -> list[str]:
+    found = []
+    wanted = dict(plan.asked)
+    if plan.command:
+        speculates = bool(info.get("speculative_algorithm"))
+        if speculates != plan.command.speculates:
+            found.append(f"  it {'speculates' if speculates else 'does not speculate'}")
+        wanted |= {flag: flags.value(plan.command.flags, flag) or "" for flag in _SPECULATION}
+        version = engine.installation.version if engine else None
+        if version and str(info.get("version")) != version:
+            found.append(f"  the engine is {info.get('version')}, not {version}")
+    for flag, value in wanted.items():
+        key = flag.replace("-", "_")
+        if value and key in info and _plain(info[key]) != _plain(value):
+            found.append(f"  {key} is {info[key]!r}, not {value!r}")
+    return found
+
+
+def _plain(value: Any) -> str:
+    """Return a value as a flag would have it; a number reads the same as 0.8 and as 0.80."""
+    text = str(value).strip().lower()
+    try:
+        return repr(float(text))
+    except ValueError:
+        return {"none": "", "null": ""}.get(text, text)
+
+
+def _engine_record(engine: Engine | None, version: str) -> EngineRecord:
+    if engine is None:
+        return EngineRecord(version=version, series=version.partition("+")[2] or None)
+    found = engine.installation
+    patches = tuple(patch.file for patch in found.patches)
+    return EngineRecord(version=version, series=found.series or None, tree=found.tree or None, patches=patches)
+
+
+def _speculation(info: Info) -> str | None:
+    algorithm = info.get("speculative_algorithm")
+    if not algorithm:
+        return None
+    steps, topk, tokens = (info.get(f"speculative_{key}") for key in ("num_steps", "eagle_topk", "num_draft_tokens"))
+    return f"{algorithm}, {steps} steps, topk {topk}, {tokens} draft tokens"
+
+
+def _graphs(info: Info, state: Info) -> bool | None:
+    if info.get("disable_cuda_graph"):
+        return False
+    captured = state.get("decode_cuda_graph_bs")
+    return bool(captured) if captured is not None else None

@@ -1,0 +1,172 @@
+"""The servers of a search: the recipe as it is, and one choice after the other beside it or in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sglang_bw.errors import BwError, EngineStartError
+from sglang_bw.experiment import ab, tune
+from sglang_bw.experiment import arm as arms
+from sglang_bw.experiment import space as spaces
+from sglang_bw.experiment.ab import Pair, Settings, Watcher
+from sglang_bw.experiment.arm import Arm, ArmPlan, Name, OnStart
+from sglang_bw.experiment.space import Choice
+from sglang_bw.launch.command import Command
+from sglang_bw.launch.engine import Engine
+from sglang_bw.launch.journal import Attempt
+from sglang_bw.ledger import record
+from sglang_bw.ledger.entry import Entry, of_run
+from sglang_bw.ledger.failure import FailureClass, classify
+from sglang_bw.ledger.record import Host, Ratio, RunFile, RunRecord
+from sglang_bw.ledger.store import Ledger
+
+
+class KeptPair(Pair):
+    """Both arms of a trial; where they run side by side, the baseline stays for the next trial."""
+
+    def __init__(
+        self,
+        plans: tuple[ArmPlan, ArmPlan],
+        start: Callable[[ArmPlan], Arm],
+        *,
+        together: bool,
+        kept: dict[Name, Arm],
+    ) -> None:
+        super().__init__(plans, start, together=together)
+        self._running.update(kept)
+        self._kept = kept
+        self._met: set[Name] = set()
+        self.starting: Name | None = None
+
+    def start_both(self) -> None:
+        """Start what does not run yet, where both fit: the time that it takes is no part of a trial's budget."""
+        for name in ("A", "B") if self.together else ():
+            self._known(name)
+
+    def use(self, name: Name) -> tuple[Arm, bool]:
+        """Return an arm that runs, and whether this trial has not seen it yet."""
+        arm, is_new = self._known(name)
+        is_new = is_new or name not in self._met
+        self._met.add(name)
+        return arm, is_new
+
+    def _known(self, name: Name) -> tuple[Arm, bool]:
+        self.starting = name  # stays so when the start fails
+        found = super().use(name)
+        self.starting = None
+        return found
+
+    def close(self) -> None:
+        """Stop what runs, but for a baseline that can stay."""
+        if self.together and (baseline := self._running.pop("A", None)):
+            self._kept["A"] = baseline
+        super().close()
+
+
+@dataclass
+class ServerBench:
+    """Real servers on this machine.
+
+    :ivar build: the launch of a choice on a port.
+    :ivar forbids: why the plan would not start a launch; an empty string when it would.
+    :ivar ports: of the recipe as it is, and of the choices.
+    :ivar folder: for run files and engine logs.
+    :ivar together: both servers fit beside each other.
+    :ivar retry: start again what has failed here before.
+    """
+
+    recipe: str
+    engine: Engine
+    host: Host
+    ledger: Ledger
+    build: Callable[[Choice, int], Command]
+    forbids: Callable[[Command], str]
+    settings: Settings
+    ports: tuple[int, int]
+    folder: Path
+    timeout_s: float
+    on_start: OnStart
+    watcher: Watcher
+    together: bool
+    retry: bool = False
+    kept: dict[Name, Arm] = field(default_factory=dict)
+
+    def refusal(self, choice: Choice) -> Entry | None:
+        """Return the entry of a choice that the plan refuses, or that has failed on this host before."""
+        attempt = self._attempt(choice)
+        if problem := self.forbids(attempt.command):
+            return attempt.entry(
+                "refused",
+                kind="trial",
+                failure=FailureClass.REFUSED,
+                summary="the plan refuses it",
+                evidence=(problem,),
+            )
+        failures = [] if self.retry else self.ledger.known_failures(attempt.launch, self.host.fingerprint)
+        if failures:
+            last = failures[-1]
+            return attempt.entry(
+                "refused",
+                kind="trial",
+                failure=last.failure,
+                summary=f"it has failed on this host before: {last.id}",
+                evidence=last.evidence[:1] or (last.summary,),
+            )
+        return None
+
+    def compare(self, choice: Choice, is_decided: Callable[[Sequence[Ratio]], bool]) -> tuple[RunRecord | None, Entry]:
+        """Measure a choice; see :class:`sglang_bw.experiment.tune.Bench`."""
+        attempt = self._attempt(choice)
+        plans = (self._plan("A", {}, self.ports[0]), self._plan("B", choice, self.ports[1]))
+        planned = (arms.planned(plans[0], self.engine), arms.planned(plans[1], self.engine))
+        head = ab.head(plans, planned, self.settings, recipe=self.recipe).model_copy(update={"command": "trial"})
+        path = self.folder / f"{head.id}.jsonl"
+        pair = KeptPair(plans, self._start, together=self.together, kept=self.kept)
+        try:
+            pair.start_both()
+            trial = tune.Trial(head, pair, self.settings, RunFile(path), self.watcher)
+            trial.is_decided = is_decided
+            trial.run()
+        except BwError as error:
+            baseline = self.kept.get("A")
+            if pair.starting == "A" or (baseline and baseline.why_it_ended()):
+                raise tune.guard(error) from error
+            return None, self._failed(attempt, error, path)
+        finally:
+            pair.close()
+        run = record.read(path)
+        return run, of_run(run, artefacts=(str(path),)).model_copy(update={"launch": attempt.launch})
+
+    def close(self) -> None:
+        """Stop the baseline."""
+        for arm in self.kept.values():
+            arm.stop()
+        self.kept.clear()
+
+    def _start(self, plan: ArmPlan) -> Arm:
+        log = self.folder / f"{plan.name}-{plan.url.rpartition(':')[2]}.log"
+        return arms.start(plan, self.engine, log, self.timeout_s, self.on_start)
+
+    def _plan(self, name: Name, choice: Choice, port: int) -> ArmPlan:
+        command = self.build(choice, port)
+        words = self.recipe if name == "A" else f"{self.recipe} with {spaces.says(choice)}"
+        return ArmPlan(name, words, command.url, command, api_key=command.api_key)
+
+    def _attempt(self, choice: Choice) -> Attempt:
+        changes = {name: ("as is", value) for name, value in choice.items() if value != spaces.AS_IS}
+        command = self.build(choice, self.ports[1])
+        return Attempt(self.recipe, command, self.engine.installation, self.host, spaces.says(choice), changes)
+
+    @staticmethod
+    def _failed(attempt: Attempt, error: BwError, path: Path) -> Entry:
+        phase = "" if isinstance(error, EngineStartError) else "ready"
+        return attempt.entry(
+            "failed",
+            kind="trial",
+            failure=classify(error.message, phase=phase),
+            summary="it does not start" if not phase else "it fails while it is measured",
+            evidence=(error.message,),
+            artefacts=(str(path),),
+        )

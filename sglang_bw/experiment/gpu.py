@@ -1,0 +1,76 @@
+"""Clock, power and PCIe traffic of the GPUs, from NVML, while something else runs."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+from typing import Any
+
+from sglang_bw.ledger.record import GpuUse
+
+EVERY_S = 0.5
+
+
+class GpuSampler:
+    """Samples in a thread between enter and exit; where there is no NVML, it does nothing."""
+
+    def __init__(self, *, local: bool) -> None:
+        """Look for NVML.
+
+        :param local: false when the measured server runs elsewhere: this machine's GPUs say nothing then.
+        """
+        self._nvml: Any = None
+        self._boards: list[Any] = []
+        self._samples: list[list[tuple[float, ...]]] = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        if local:
+            self._open()
+
+    def _open(self) -> None:
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+            self._boards = [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
+            self._nvml = pynvml
+        except Exception:
+            self._boards = []
+
+    def __enter__(self) -> GpuSampler:
+        if self._boards:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def use(self) -> GpuUse | None:
+        """Return medians, one a GPU; ``None`` without a sample."""
+        if not self._samples:
+            return None
+        boards = [
+            [statistics.median(column) for column in zip(*rows, strict=True)]
+            for rows in zip(*self._samples, strict=True)
+        ]
+        clock, power, receive, send = (tuple(column) for column in zip(*boards, strict=True))
+        return GpuUse(clock_mhz=clock, power_w=power, pcie_rx_mb_s=receive, pcie_tx_mb_s=send)
+
+    def _run(self) -> None:
+        while not self._over.wait(EVERY_S):
+            try:
+                self._samples.append([self._sample(board) for board in self._boards])
+            except self._nvml.NVMLError:  # a counter that this board does not have
+                return
+
+    def _sample(self, board: Any) -> tuple[float, ...]:
+        nvml = self._nvml
+        kib = 1024 / 1e6  # NVML counts KiB a second
+        return (
+            float(nvml.nvmlDeviceGetClockInfo(board, nvml.NVML_CLOCK_SM)),
+            nvml.nvmlDeviceGetPowerUsage(board) / 1000,
+            nvml.nvmlDeviceGetPcieThroughput(board, nvml.NVML_PCIE_UTIL_RX_BYTES) * kib,
+            nvml.nvmlDeviceGetPcieThroughput(board, nvml.NVML_PCIE_UTIL_TX_BYTES) * kib,
+        )

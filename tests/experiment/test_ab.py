@@ -1,0 +1,255 @@
+"""`ab` on mock servers: planted effects are found, guards speak, and whatever happens the record is whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sglang_bw.ledger.record import RunRecord, read
+from tests.experiment.conftest import StartMock
+from tests.launch.serving import until
+
+FAST = ["--prompts", "tiny", "--count", "6", "--max-tokens", "12", "--rounds", "4"]
+
+
+def command(record: Path, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "sglang_bw", "ab", "--record", str(record), *arguments]
+
+
+# A busy machine may drift while it is measured; the run is then said not to be valid, rightly.
+DONE = (0, 74)
+
+
+def run_ab(record: Path, *arguments: str, code: int | tuple[int, ...] = DONE) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(command(record, *arguments), capture_output=True, text=True, timeout=300)
+    assert done.returncode in (code if isinstance(code, tuple) else (code,)), done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def compare(record: Path, a: str, b: str, *arguments: str, code: int | tuple[int, ...] = DONE) -> RunRecord:
+    run_ab(record, "--url", a, "--url", b, *FAST, *arguments, code=code)
+    return read(record)
+
+
+def outcome(run: RunRecord) -> Any:
+    assert run.outcome
+    return run.outcome
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Path:
+    return tmp_path / "run.jsonl"
+
+
+def test_a_slower_server_is_found(mock: StartMock, record: Path) -> None:
+    run = compare(record, mock(token_s=0.01), mock(token_s=0.02), "--concurrency", "1,3")
+    assert [ratio.verdict for ratio in outcome(run).ratios] == ["slower", "slower"]
+    assert [0.4 < ratio.value < 0.65 for ratio in outcome(run).ratios] == [True, True]
+    assert outcome(run).failure is None
+    assert outcome(run).valid is not any(ratio.drifted for ratio in outcome(run).ratios)
+
+
+def test_blocks_alternate_and_hold_every_request(mock: StartMock, record: Path) -> None:
+    run = compare(record, mock(), mock(), "--concurrency", "2")
+    assert "".join(block.arm for block in run.blocks) == "ABBAABBA"
+    assert [block.round for block in run.blocks] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert {len(block.rows) for block in run.blocks} == {6}
+    assert len({tuple(row.prompt for row in block.rows) for block in run.blocks}) == 1
+    assert outcome(run).outputs.different == 0
+    assert outcome(run).outputs.compared == 6
+
+
+def test_speculation_is_told_with_its_histogram_and_its_cost(mock: StartMock, record: Path) -> None:
+    plain, fast = mock(token_s=0.01), mock(token_s=0.02, burst=3, speculative=True)
+    run = compare(record, plain, fast, "--max-tokens", "30", "--goodput", "tpot=0.009")
+    (ratio,) = outcome(run).ratios
+    assert ratio.verdict == "faster"
+    assert ratio.b.accept_length == 3.0
+    assert ratio.b.histogram[2] == sum(ratio.b.histogram) > 0
+    assert ratio.a.accept_length is None
+    assert ratio.round_cost == pytest.approx(2, abs=0.5)
+    assert ratio.a.goodput == 0
+    assert ratio.b.goodput
+    assert run.difference["speculative_algorithm"] == (None, "EAGLE3")
+    assert run.arms[1].speculation == "EAGLE3, 3 steps, topk 1, 4 draft tokens"
+
+
+def test_a_planted_difference_is_shown(mock: StartMock, record: Path) -> None:
+    run = compare(record, mock(), mock(differs_at=7))
+    assert outcome(run).outputs.different == 6
+    first = outcome(run).outputs.first
+    assert (first.position, first.unit) == (7, "token")
+    assert int(first.b.split()[0]) == int(first.a.split()[0]) + 1
+
+
+def test_a_broken_baseline_is_flagged(mock: StartMock, record: Path) -> None:
+    """A plain decode step of 40 ms against rounds of 10: no verify pass is cheaper than a decode step."""
+    slow, fast = mock(token_s=0.04), mock(token_s=0.01, burst=3, speculative=True)
+    run = compare(record, slow, fast, "--max-tokens", "15", code=74)
+    assert not outcome(run).valid
+    assert "the baseline is broken" in " ".join(outcome(run).warnings)
+
+
+def test_a_machine_that_drifts_is_flagged(mock: StartMock, record: Path) -> None:
+    """Only the baseline slows down, by half from its first block to its last."""
+    run = compare(record, mock(token_s=0.01, slower=0.02), mock(token_s=0.01), "--rounds", "4", code=74)
+    assert outcome(run).ratios[0].drift < 0.8
+    assert "drifted" in " ".join(outcome(run).warnings)
+
+
+def test_random_tokens_are_refused_where_an_accept_length_is_measured(mock: StartMock, record: Path) -> None:
+    servers = ["--url", mock(), "--url", mock(speculative=True), "--prompts", "random", "--rounds", "2"]
+    refused = run_ab(record, *servers, code=73)
+    assert "--allow-random" in refused.stderr
+    run_ab(record.with_name("forced"), *servers, "--allow-random", "--count", "2", "--max-tokens", "6")
+
+
+def test_the_prefix_cache_is_flushed_before_every_block(mock: StartMock, record: Path) -> None:
+    import httpx
+
+    a, b = mock(), mock()
+    compare(record, a, b, "--concurrency", "1,2")
+    # Two concurrencies: a warm-up each, then four rounds of both.
+    assert httpx.get(f"{a}/counts", trust_env=False).json()["flushed"] == 2 + 4 * 2
+
+
+def test_rounds_go_on_until_the_interval_is_narrow(mock: StartMock, record: Path) -> None:
+    arguments = ["--prompts", "tiny", "--count", "4", "--max-tokens", "8", "--within", "30%"]
+    run_ab(record, "--url", mock(token_s=0.01), "--url", mock(token_s=0.01), *arguments)
+    (ratio,) = outcome(read(record)).ratios
+    assert ratio.half_width <= 0.3
+    assert ratio.rounds >= 6
+    assert ratio.rounds % 2 == 0
+
+
+def test_the_budget_ends_a_run(mock: StartMock, record: Path) -> None:
+    arguments = ["--prompts", "tiny", "--count", "4", "--max-tokens", "8", "--within", "0.0001", "--budget", "3s"]
+    run_ab(record, "--url", mock(token_s=0.01), "--url", mock(token_s=0.01), *arguments)
+    assert "the budget ended" in outcome(read(record)).warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "failure", "says"),
+    [
+        ("die", 70, "server-died", "broke the connection"),
+        ("500", 70, "server-error", "out of memory"),
+        ("garbage", 70, "bad-stream", "not what the API promises"),
+        ("never", 70, "timeout", "said nothing"),
+        ("context", 72, "prompts", "does not fit"),
+    ],
+)
+def test_a_failure_mid_run_keeps_what_was_finished(
+    mock: StartMock, record: Path, fault: str, code: int, failure: str, says: str
+) -> None:
+    """B fails in its second block: warm-up 2, then 6 a block."""
+    servers = ["--url", mock(), "--url", mock(fault=fault, fault_after=10)]
+    failed = run_ab(record, *servers, *FAST, "--request-timeout", "1", code=code)
+    assert failed.stderr.count("\nerror: ") == 1
+    assert says in failed.stderr
+    run = read(record)
+    assert [block.arm for block in run.blocks] == ["A", "B"]
+    assert outcome(run).failure == failure
+    assert not outcome(run).valid
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_a_kill_loses_nothing_that_was_finished(mock: StartMock, record: Path, number: signal.Signals) -> None:
+    servers = ["--url", mock(token_s=0.01), "--url", mock(token_s=0.01), *FAST, "--rounds", "200"]
+    process = subprocess.Popen(command(record, *servers), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    until(lambda: record.exists() and record.read_text().count('"kind":"block"') >= 3, 60, "three blocks")
+    process.send_signal(number)
+    said = process.communicate(timeout=60)[1]
+    run = read(record)
+    assert len(run.blocks) >= 3
+    if number is signal.SIGKILL:
+        assert run.outcome is None
+    else:
+        assert (process.returncode, outcome(run).failure) == (130, "interrupted")
+        assert "Traceback" not in said
+
+
+def test_a_record_that_cannot_be_written(mock: StartMock, record: Path) -> None:
+    record.write_text("here already")
+    done = run_ab(record, "--url", mock(), "--url", mock(), *FAST, code=17)
+    assert "is there already" in done.stderr
+    done = run_ab(record / "below-a-file", "--url", mock(), "--url", mock(), *FAST, code=17)
+    assert "cannot write the record" in done.stderr
+    assert record.read_text() == "here already"
+
+
+def test_a_disk_that_fills_up_is_one_error_and_keeps_the_rest(mock: StartMock, tmp_path: Path) -> None:
+    """A limit on the size of files stands in for the disk: the run file may have 20 kB."""
+    record = tmp_path / "run.jsonl"
+    servers = ["--url", mock(), "--url", mock(), *FAST, "--rounds", "60"]
+    script = "ulimit -f 20; trap '' XFSZ; exec \"$@\""
+    done = subprocess.run(
+        ["bash", "-c", script, "-", *command(record, *servers)], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 17, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "cannot write the record" in done.stderr
+    assert read(record).blocks
+
+
+def test_servers_that_are_not_there(mock: StartMock, record: Path) -> None:
+    gone = run_ab(record, "--url", "http://127.0.0.1:1", "--url", mock(), *FAST, code=70)
+    assert "does not answer at http://127.0.0.1:1" in gone.stderr
+    assert outcome(read(record)).failure == "other"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "a recipe is missing"),
+        (["tiny"], "say what to compare with"),
+        (["tiny", "--no-spec", "--vs", "tiny"], "say what to compare with"),
+        (["--url", "http://a:1"], "--url is given twice"),
+        (["--url", "ftp://a", "--url", "http://b"], "is no address"),
+        (["tiny", "--set", "steps"], "is no KEY=VALUE"),
+        (["tiny", "--no-spec", "--within", "0"], "is no share"),
+        (["tiny", "--no-spec", "--budget", "soon"], "is no duration"),
+        (["tiny", "--no-spec", "--concurrency", "0,1"], "is no list of numbers"),
+        (["tiny", "--no-spec", "--goodput", "fast=1"], "is no limit"),
+        (["tiny", "--no-spec", "--rounds", "1"], "x>=2"),
+    ],
+)
+def test_wrong_usage(record: Path, arguments: list[str], says: str) -> None:
+    assert says in run_ab(record, *arguments, code=2).stderr
+
+
+def test_dry_run_shows_both_arms_and_starts_nothing(record: Path) -> None:
+    arguments = ["tiny", "--set", "page-size=4", "--set", "NCCL_ALGO=Ring", "--dry-run", "--device", "cpu"]
+    shown = run_ab(record, *arguments, "--", "--max-running-requests", "4").stdout
+    assert shown.count("--max-running-requests 4") == 2
+    assert shown.count("--page-size 4") == 1
+    assert shown.count("NCCL_ALGO=Ring sglang") + shown.count("NCCL_ALGO=Ring OMP") == 1
+    assert not record.exists()
+    dry = json.loads(run_ab(record, *arguments, "--json").stdout)
+    assert dry["arms"][0]["name"] == "A"
+
+
+def test_secrets_do_not_reach_the_record(mock: StartMock, record: Path) -> None:
+    environ = {**os.environ, "SGLANG_API_KEY": "hush-hush"}
+    arguments = command(record, "--url", mock(), "--url", mock(), *FAST, "--json")
+    done = subprocess.run(arguments, capture_output=True, text=True, env=environ, timeout=120)
+    assert done.returncode in DONE, done.stderr
+    assert "hush" not in record.read_text() + done.stdout + done.stderr
+    assert json.loads(done.stdout)["outcome"]["failure"] is None
+    dry = run_ab(record, "tiny", "--no-spec", "--dry-run", "--json", "--", "--api-key", "hush-hush")
+    assert "hush" not in dry.stdout
+
+
+def test_time_is_told_while_it_runs(mock: StartMock, record: Path) -> None:
+    began = time.monotonic()
+    done = run_ab(record, "--url", mock(), "--url", mock(), *FAST)
+    assert done.stderr.count("round ") == 4
+    assert time.monotonic() - began < 60

@@ -1,0 +1,263 @@
+"""The search itself, on a bench whose speeds are known; the servers are in tests/engine/test_tune_real.py."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_bw.errors import TuneError
+from sglang_bw.experiment import space as spaces
+from sglang_bw.experiment import tune, tuned
+from sglang_bw.experiment.space import AS_IS, OFF, Choice, Setting, Space
+from sglang_bw.experiment.tune import Score, Tried, Tuning
+from sglang_bw.experiment.verdict import Limits
+from sglang_bw.ledger.entry import Entry, new_id, of_run
+from sglang_bw.ledger.record import Outcome, Ratio, RunRecord
+from sglang_bw.ledger.store import Ledger
+from sglang_bw.recipes import flags, lookup
+from sglang_bw.recipes.hardware import Hardware
+from tests.ledger.runs import BEGAN, ratio, run
+
+SPACE = Space((Setting("steps", (AS_IS, "1", "2", OFF)), Setting("max-running-requests", (AS_IS, "4", "8"))))
+SPEEDS = {"1": 1.05, "2": 1.2, OFF: 0.6, "4": 0.9, "8": 1.1, AS_IS: 1.0}
+
+
+@dataclass
+class SimulatedBench:
+    """A choice's speed is the product of its settings' speeds; every trial ends when it is decided."""
+
+    refused: tuple[str, ...] = ()
+    failing: tuple[str, ...] = ()
+    noise: float = 0.002
+    asked: list[str] = field(default_factory=list)
+    rounds: dict[str, int] = field(default_factory=dict)
+
+    def refusal(self, choice: Choice) -> Entry | None:
+        if not set(choice.values()) & set(self.refused):
+            return None
+        return self._entry("refused", "the plan refuses it")
+
+    def compare(self, choice: Choice, is_decided: Callable[[Sequence[Ratio]], bool]) -> tuple[RunRecord | None, Entry]:
+        says = spaces.says(choice)
+        assert says not in self.asked, "tried twice"
+        self.asked.append(says)
+        if set(choice.values()) & set(self.failing):
+            return None, self._entry("failed", "it does not start")
+        speed = math.prod(SPEEDS[value] for value in choice.values())
+        dice = random.Random(says)
+        for rounds in range(2, 40, 2):
+            half = 0.2 / rounds
+            value = speed * math.exp(dice.gauss(0, self.noise))
+            update = {"value": value, "low": value - half, "high": value + half, "rounds": rounds}
+            ratios = (ratio(1, speed).model_copy(update=update),)
+            if is_decided(ratios):
+                break
+        self.rounds[says] = rounds
+        outcome = Outcome(ended=BEGAN, valid=True, ratios=ratios)
+        found = run(new_id(datetime.now(UTC)), outcome=outcome, command="trial")
+        return found, of_run(found)
+
+    @staticmethod
+    def _entry(result: str, why: str) -> Entry:
+        now = datetime.now(UTC)
+        fields = {
+            "id": new_id(now),
+            "kind": "trial",
+            "at": now,
+            "result": result,
+            "evidence": (why,),
+            "failure": "other",
+        }
+        return Entry.model_validate(fields)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(tmp_path / "ledger")
+
+
+def test_finds_the_fastest_and_tries_nothing_twice(ledger: Ledger) -> None:
+    bench = SimulatedBench()
+    tried = Tuning("s", SPACE, bench, ledger).run()
+    assert len(tried) == SPACE.size - 1  # the recipe as it is needs no trial
+    winner = tune.best(tried)
+    assert winner
+    assert winner.choice == {"steps": "2", "max-running-requests": "8"}
+    assert winner.score
+    assert winner.score.value == pytest.approx(1.32, rel=0.02)
+    assert bench.asked[:5] == ["steps 1", "steps 2", "steps off", "max-running-requests 4", "max-running-requests 8"]
+
+
+def test_a_loser_is_given_up_early(ledger: Ledger) -> None:
+    bench = SimulatedBench()
+    Tuning("s", SPACE, bench, ledger, within=0.01).run()
+    assert bench.rounds["steps off"] == 4
+    assert bench.rounds["steps 2"] > 10
+
+
+def test_refusals_and_failures_are_results(ledger: Ledger) -> None:
+    bench = SimulatedBench(refused=("2",), failing=("8",))
+    tried = Tuning("s", SPACE, bench, ledger).run()
+    results = {spaces.says(one.choice): one.result for one in tried}
+    assert results["steps 2"] == "refused"
+    assert results["max-running-requests 8"] == "failed"
+    assert not any("steps 2" in says for says in bench.asked)  # never started
+    winner = tune.best(tried)
+    assert winner
+    assert winner.choice == {"steps": "1", "max-running-requests": AS_IS}
+    assert {one.study for one in ledger.select()} == {"s"}
+
+
+def test_goes_on_where_it_stopped(ledger: Ledger) -> None:
+    first, second = SimulatedBench(), SimulatedBench()
+    Tuning("s", SPACE, first, ledger, most=4).run()
+    assert len(first.asked) == 4
+    tried = Tuning("s", SPACE, second, ledger).run()
+    assert len(tried) == SPACE.size - 1
+    assert not set(first.asked) & set(second.asked)
+    other = SimulatedBench()
+    Tuning("another", SPACE, other, ledger, most=2).run()
+    assert len(other.asked) == 2
+
+
+def test_an_interrupted_trial_is_tried_again(ledger: Ledger) -> None:
+    class Interrupted(SimulatedBench):
+        def compare(
+            self, choice: Choice, is_decided: Callable[[Sequence[Ratio]], bool]
+        ) -> tuple[RunRecord | None, Entry]:
+            if len(self.asked) == 2:
+                raise KeyboardInterrupt
+            return super().compare(choice, is_decided)
+
+    with pytest.raises(KeyboardInterrupt):
+        Tuning("s", SPACE, Interrupted(), ledger).run()
+    bench = SimulatedBench()
+    tried = Tuning("s", SPACE, bench, ledger).run()
+    assert bench.asked[0] == "steps off"
+    assert len(tried) == SPACE.size - 1
+
+
+def test_the_budget_ends_it(ledger: Ledger) -> None:
+    assert Tuning("s", SPACE, SimulatedBench(), ledger, budget_s=0).run() == []
+
+
+def test_nothing_wins_by_chance(ledger: Ledger) -> None:
+    narrow = Space((Setting("steps", (AS_IS, OFF)),))
+    tried = Tuning("s", narrow, SimulatedBench(), ledger).run()
+    assert tune.best(tried) is None
+    close = Tried({}, "undecided", Score(1.02, 0.99, 1.05), "", "")
+    assert tune.best([close]) is None
+    assert tune.best([close, Tried({}, "invalid", Score(2.0, 1.9, 2.1), "", "")]) is None
+
+
+def test_goodput_counts_requests_within_the_limits(ledger: Ledger) -> None:
+    found = run()
+    tuning = Tuning("s", SPACE, SimulatedBench(), ledger, metric="goodput", limits=Limits(tpot_s=0.0089))
+    score = tuning._score(found)
+    assert score
+    assert score.value > 5  # A keeps the limit never, B always: half a request against eight
+    assert tuning._score(found.model_copy(update={"outcome": None})) is None
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 10), st.floats(0, 0.5)), min_size=1, max_size=5))
+def test_scores_over_concurrencies(parts: list[tuple[float, float]]) -> None:
+    scores = [Score(value, value * (1 - half), value * (1 + half)) for value, half in parts]
+    found = tune.combined(scores)
+    assert min(one.value for one in scores) <= found.value * 1.0000001
+    assert found.low <= found.value * 1.0000001
+    assert found.value <= found.high * 1.0000001
+
+
+def launch(text: str) -> flags.Flags:
+    return flags.parse(text.split())
+
+
+CHAIN = launch(
+    "--speculative-algorithm EAGLE3 --speculative-num-steps 3 --speculative-eagle-topk 1"
+    " --speculative-num-draft-tokens 4 --max-running-requests 16 --mem-fraction-static 0.9 --attention-backend triton"
+)
+
+
+def test_the_usual_space_leaves_out_what_is_there() -> None:
+    cpu = {one.name: one.values for one in spaces.usual(CHAIN, has_gpus=False).settings}
+    assert cpu == {"steps": (AS_IS, "1", "2", "5", OFF), "max-running-requests": (AS_IS, "8", "32")}
+    gpu = {one.name: one.values for one in spaces.usual(CHAIN, has_gpus=True).settings}
+    assert gpu["mem-fraction-static"] == (AS_IS, "0.86", "0.88", "0.92", "0.94")
+    assert "triton" not in gpu["attention-backend"]
+    assert "steps" not in {one.name for one in spaces.usual((), has_gpus=True).settings}
+    tree = flags.merge(CHAIN, launch("--speculative-eagle-topk 4 --speculative-num-draft-tokens 8"))
+    assert {one.name for one in spaces.usual(tree, has_gpus=False).settings} >= {"speculative-eagle-topk"}
+
+
+def test_choices_become_flags() -> None:
+    added, speculates = spaces.flags_of({"steps": "5", "max-running-requests": "4", "attention-backend": AS_IS}, CHAIN)
+    assert speculates
+    line = " ".join(flags.tokens(added))
+    assert line == "--speculative-num-steps 5 --speculative-num-draft-tokens 6 --max-running-requests 4"
+    added, speculates = spaces.flags_of({"steps": OFF, "speculative-eagle-topk": "2", "enable-x": "true"}, CHAIN)
+    assert (flags.tokens(added), speculates) == (["--enable-x"], False)
+
+
+@pytest.mark.parametrize("text", ["", "a", "=1", "a=", "a=,", "--=3"])
+def test_settings_that_are_none(text: str) -> None:
+    with pytest.raises(TuneError, match="no setting"):
+        spaces.parse(text)
+
+
+def test_settings_as_they_are_typed() -> None:
+    assert spaces.parse("--tp=1, 2,2").values == (AS_IS, "1", "2")
+    assert spaces.parse("tp=1").name == "tp-size"
+    with pytest.raises(TuneError, match="nothing to search"):
+        spaces.check(Space(()), ())
+    with pytest.raises(TuneError, match="no flag of this engine"):
+        spaces.check(Space((spaces.parse("nonsense=1"),)), ("tp-size",))
+
+
+def winner(**choice: str) -> Tried:
+    fields = {name.replace("_", "-"): value for name, value in choice.items()}
+    return Tried(fields, "faster", Score(1.32, 1.3, 1.34), "", "20261129-120000-abcdef")
+
+
+def written(tmp_path: Path, found: Tried, *more: Tried) -> Path:
+    file = tmp_path / "tuned.yaml"
+    recipe = tuned.recipe(lookup.find("tiny"), found, [found, *more], run(), "cpu")
+    file.write_text(tuned.text(recipe, "study"))
+    return file
+
+
+def test_the_recipe_carries_its_evidence_and_what_failed(tmp_path: Path) -> None:
+    failed = Tried({"steps": "9"}, "failed", None, "ValueError: no", "x1")
+    file = written(
+        tmp_path,
+        winner(steps="2", max_running_requests="8", mem_fraction_static="0.5", cuda_graph_max_bs_decode="4"),
+        failed,
+    )
+    again = lookup.read(file)
+    launched = again.on(Hardware(device="cpu"))
+    assert launched.spec
+    assert (launched.spec.steps, launched.spec.draft_tokens) == (2, 3)
+    assert launched.args["max-running-requests"] == 8
+    assert (launched.memory.fraction, launched.graphs.decode_max_bs) == (0.5, 4)
+    assert again.on(Hardware(device="cuda")).spec.steps == 3  # type: ignore[union-attr]
+    evidence = again.evidence[-1]
+    assert evidence.numbers["ratio"] == 1.32
+    assert evidence.numbers["tok_s_at_4"] > 0
+    assert "20261129-120000-abcdef" in evidence.source
+    assert "ValueError: no" in again.known_failures[-1].symptom
+    assert "--study study" in file.read_text()
+
+
+def test_a_recipe_without_speculation_can_win(tmp_path: Path) -> None:
+    again = lookup.read(written(tmp_path, winner(steps=OFF)))
+    assert again.spec is None
+    assert again.draft is None
+    assert "overrides" in yaml.safe_load(written(tmp_path, winner(steps=OFF)).read_text())

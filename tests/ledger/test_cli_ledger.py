@@ -1,0 +1,116 @@
+"""`sglang-bw ledger` as a program: what it prints, what it ends with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sglang_bw import cli
+from sglang_bw.ledger.store import Ledger
+from tests.ledger.entries import entry
+from tests.ledger.runs import SCRIPT, run
+
+Ran = tuple[int, str, str]
+Book = Callable[..., Ran]
+
+
+@pytest.fixture
+def book(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Book:
+    def call(*arguments: str) -> Ran:
+        with pytest.raises(SystemExit) as end:
+            cli.main(["ledger", "--ledger", str(tmp_path / "ledger.sqlite3"), *arguments])
+        said = capsys.readouterr()
+        return int(end.value.code or 0), said.out, said.err
+
+    with Ledger(tmp_path / "ledger.sqlite3") as ledger:
+        ledger.add(entry(1), entry(2, result="ok", failure=None, summary="[red]fine[/]"))
+        ledger.add_run(run())
+    return call
+
+
+def test_list_shows_texts_as_they_are(book: Book) -> None:
+    code, out, _ = book("list", "--kind", "start")
+    assert code == 0
+    assert "[red]fine[/]" in out
+    assert "hang" in out
+    assert len(json.loads(book("list", "--json")[1])) == 3
+    assert json.loads(book("list", "--json", "--failure", "hang")[1])[0]["id"] == entry(1).id
+    assert "no entries" in book("list", "--recipe", "nothing")[2]
+
+
+def test_reported_rows_are_listed_apart(book: Book) -> None:
+    assert len(json.loads(book("list", "--reported", "--json")[1])) == 81
+    assert "reported-" not in book("list", "--all")[1]
+    shown = book("show", "reported-first-5")[1]
+    assert "KeyError: 12" in shown
+    assert "reported by: the first system" in shown
+
+
+def test_show_and_note(book: Book) -> None:
+    assert book("note", "20261129-1201", "it was the cable")[0] == 0
+    shown = book("show", "20261129-1201")[1]
+    assert "it was the cable" in shown
+    assert "result: failed (hang)" in shown
+    code, _, err = book("show", "nonsense")
+    assert code == 77
+    assert "ledger list --all" in err
+
+
+def test_add_by_hand_and_from_elsewhere(book: Book) -> None:
+    name = book("add", "--result", "failed", "--failure", "hang", "--summary", "s", "--recipe", "tiny")[1].strip()
+    there = json.loads(book("show", name, "--json")[1])
+    assert there["host"]["fingerprint"]
+    name = book("add", "--result", "slower", "--summary", "s", "--source", "https://example.org")[1].strip()
+    assert json.loads(book("show", name, "--json")[1])["origin"] == "reported"
+
+
+def test_export_and_import(book: Book, tmp_path: Path) -> None:
+    file = tmp_path / "sub" / "export.json"
+    assert "3 entries" in book("export", "-o", str(file))[2]
+    assert "3 entries, 0 of them new" in book("import", str(file))[2]
+    assert book("export", "--markdown")[1].startswith("| when |")
+    assert len(json.loads(book("export", "20261129-1201")[1])["entries"]) == 1
+    file.write_text("{}")
+    code, _, err = book("import", str(file))
+    assert code == 76
+    assert "neither an export" in err
+
+
+def test_report_of_the_newest_run_by_name_and_from_a_file(book: Book, tmp_path: Path) -> None:
+    output = tmp_path / "report.html"
+    assert book("report", "-o", str(output))[0] == 0
+    assert SCRIPT not in output.read_text()
+    file = tmp_path / "run.jsonl"
+    file.write_text(run().model_dump_json(exclude={"blocks"}) + "\n")
+    assert "2 runs" in book("report", run().id[:13], str(file), "-o", str(output))[2]
+    code, _, err = book("report", entry(1).id, "-o", str(output))
+    assert code == 76
+    assert "no comparison" in err
+    (tmp_path / "broken.jsonl").write_text('{"kind": "run"}\n')
+    assert book("report", str(tmp_path / "broken.jsonl"))[0] == 75
+    assert book("report", "-o", "/proc/nothing/report.html")[0] == 17
+
+
+def test_why_names_what_failed_here_elsewhere_and_in_print(book: Book) -> None:
+    name = book(
+        "add", "--result", "failed", "--summary", "s", "--recipe", "kimi-k2.5-int4-eagle3", "--evidence", "it broke"
+    )
+    assert name[0] == 0
+    found = json.loads(book("why", "kimi-k2.5-int4-eagle3", "--json")[1])
+    assert [one["evidence"] for one in found["here"]] == [["it broke"]]
+    assert "reported-pub-4" in {one["id"] for one in found["reported"]}
+    elsewhere = json.loads(book("why", "tiny", "--json")[1])["elsewhere"]
+    assert entry(1).id in {one["id"] for one in elsewhere}
+    assert "nothing has failed here yet" in book("why", "tiny")[1]
+    assert book("why", "no-such-recipe")[0] == 30
+
+
+def test_a_damaged_ledger_has_an_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "bad").write_text("no database, just a text that is long enough to be taken for a page" * 40)
+    with pytest.raises(SystemExit) as end:
+        cli.main(["ledger", "--ledger", str(tmp_path / "bad"), "list"])
+    assert end.value.code == 76
+    assert "damaged" in capsys.readouterr().err
