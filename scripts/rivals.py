@@ -154,7 +154,7 @@ def judge(given: Given, made: Files) -> tuple[Verdict, str]:
         wrong = [path for path in {*made, *given.right} if code(path, made) != code(path, given.right)]
         return (Verdict.WRONG_PLACE, wrong[0]) if wrong else (Verdict.RIGHT, "")
     if "does not have" in given.doubt:
-        return Verdict.BROKEN, given.doubt
+        return Verdict.BROKEN, given.doubt.partition(", which")[0]
     return (Verdict.UNPROVED, doubts[0]) if doubts else (Verdict.RIGHT, "")
 
 

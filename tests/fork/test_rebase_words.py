@@ -290,6 +290,13 @@ CASES = {
         applies=">=2.0,<2.1",
         status=BACKPORT,
     ),
+    "a function of the standard library that nothing else uses any more": Case(
+        Word.OFFSET,
+        {"sglang/runner.py": edit(RUNNER, (b"path = os.getcwd()", b"path = os.path.realpath(os.getcwd())"))},
+        {"sglang/runner.py": b"import sys\n" + RUNNER},
+        old={"sglang/runner.py": RUNNER, "sglang/other.py": b"import os\n\nREAL = os.path.realpath\n"},
+        gone=("sglang/other.py",),
+    ),
     "said to be upstream, and nothing of it is there": Case(
         Word.INAPPLICABLE,
         {"sglang/runner.py": edit(RUNNER, DRAFT)},

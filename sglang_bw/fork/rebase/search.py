@@ -33,6 +33,7 @@ class Tree:
         self.had = functools.cache(self._had)
         self.has = functools.cache(self._has)
         self.renamed = functools.cache(self._renamed)
+        self._lines_of = functools.cache(self._find_lines)
 
     @cached_property
     def files(self) -> Mapping[str, bytes]:
@@ -110,8 +111,7 @@ class Tree:
         there = [at for at, line in enumerate(split_lines(self.files[path]), start=1) if line.strip() in wanted]
         return f"{path}:{there[0]}" if best * 2 >= len(wanted) or best >= _ENOUGH else ""
 
-    @functools.cache  # noqa: B019
-    def _lines_of(self, path: str) -> frozenset[bytes]:
+    def _find_lines(self, path: str) -> frozenset[bytes]:
         """Return the lines of a file of the new release that say something."""
         return _telling(self.files[path].split(b"\n"))
 

@@ -1,7 +1,8 @@
 """What the added lines of a patch use of the engine: names that the new release may not have any more, or not yet.
 
 Lines can be joined perfectly and still call what is not there. A bare name must be bound in the resulting file; an
-attribute, a keyword or an imported name that the old release has somewhere must be somewhere in the new one.
+attribute, a keyword or an imported name that the old release has somewhere must be somewhere in the new one, unless it
+is looked up in a module of another project.
 """
 
 from __future__ import annotations
@@ -41,11 +42,14 @@ def lost(
 
 
 def _used(module: ast.Module, lines: Container[int]) -> Iterator[tuple[str, int, bool]]:
-    """Yield name, line, and whether it is a bare one."""
+    """Yield name, line, and whether it is a bare one; what belongs to another project's module is not the engine's."""
+    foreign = _foreign(module)
     for node in ast.walk(module):
         if getattr(node, "lineno", 0) not in lines:
             continue
         match node:
+            case ast.Attribute() if _root(node) in foreign:
+                pass
             case ast.Name(id=name, ctx=ast.Load()):
                 yield name, node.lineno, True
             case ast.Attribute(attr=name) | ast.keyword(arg=str(name)):
@@ -53,6 +57,24 @@ def _used(module: ast.Module, lines: Container[int]) -> Iterator[tuple[str, int,
             case ast.ImportFrom(module=str(source), names=names, level=0) if source.startswith("sglang"):
                 for alias in names:
                     yield alias.name, node.lineno, False
+
+
+def _foreign(module: ast.Module) -> set[str]:
+    """Return the names under which a file imports modules that are not the engine's."""
+    return {
+        alias.asname or alias.name.partition(".")[0]
+        for node in ast.walk(module)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+        if alias.name.partition(".")[0] != "sglang"
+    }
+
+
+def _root(node: ast.expr) -> str:
+    """Return the bare name that a chain of attributes begins with, an empty string when it begins otherwise."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _bound(module: ast.Module) -> set[str] | None:
