@@ -135,7 +135,7 @@ def _freedom(round_ms: float, prompt_ms: float, noise: float, count: int, width:
     shared = [(ms, size - 1) for ms, size in ((round_ms, count), (prompt_ms, width)) if ms > noise]
     terms = [*shared, ((1 - len(shared)) * noise, max((count - 1) * (width - 1), 1))]
     total = sum(part for part, _ in terms)
-    return total**2 / sum(part**2 / df for part, df in terms) if total else math.inf
+    return 1 / sum((part / total) ** 2 / df for part, df in terms) if total else math.inf
 
 
 def _resample(parts: _Parts, dice: np.random.Generator, draws: int) -> Array:
