@@ -17,6 +17,7 @@ from sglang_bw.cli import planning
 from sglang_bw.cli.ab_report import AbProgress, print_outcome, print_plan
 from sglang_bw.cli.console import print_json
 from sglang_bw.cli.journal import remember
+from sglang_bw.cli.options import ALLOW_STOCK, DEVICE, ENGINE_PYTHON, ENGINE_TREE, STARTUP_TIMEOUT
 from sglang_bw.errors import InvalidRunError
 from sglang_bw.experiment import ab as experiment
 from sglang_bw.experiment import arm as arms
@@ -36,7 +37,7 @@ from sglang_bw.launch.engine import Engine
 from sglang_bw.ledger.record import RunFile, RunRecord, read
 from sglang_bw.recipes import flags
 from sglang_bw.recipes.flags import Flags
-from sglang_bw.recipes.schema import DEVICES, Device, Recipe
+from sglang_bw.recipes.schema import Device, Recipe
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 _ENV_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
@@ -147,7 +148,7 @@ class LimitsType(_Type):
 @click.option(
     "--goodput", "limits", type=LimitsType(), metavar="LIMITS", help="Limits of a good request: ttft=0.5,tpot=0.05."
 )
-@click.option("--device", type=click.Choice(["auto", *DEVICES]), default="auto", show_default=True)
+@DEVICE
 @click.option(
     "--port",
     type=click.IntRange(1, 65534),
@@ -167,17 +168,13 @@ class LimitsType(_Type):
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON.")
 @click.option("--dry-run", is_flag=True, help="Show both arms and the load, start nothing.")
 @click.option("--allow-random", is_flag=True, help="Measure speculation on random tokens all the same.")
-@click.option("--allow-stock", is_flag=True, help="Start an engine that is stock or edited.")
+@ALLOW_STOCK
 @click.option("--no-flush", is_flag=True, help="Leave the prefix cache as it is between blocks.")
 @click.option("--api-key", envvar="SGLANG_API_KEY", help="Of the servers named by --url.")
 @click.option("--request-timeout", type=click.FloatRange(min=1), default=120.0, show_default=True, metavar="SECONDS")
-@click.option("--startup-timeout", type=click.FloatRange(min=1), default=1800.0, show_default=True, metavar="SECONDS")
-@click.option("--python", type=click.Path(path_type=Path), help="Interpreter of the environment with the engine.")
-@click.option(
-    "--engine-tree",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="An unpacked engine in place of the installed one.",
-)
+@STARTUP_TIMEOUT
+@ENGINE_PYTHON
+@ENGINE_TREE
 def ab(
     name: str | None,
     engine_flags: tuple[str, ...],

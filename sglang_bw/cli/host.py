@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from sglang_bw.cli import findings
 from sglang_bw.cli.console import err, out, print_json
+from sglang_bw.cli.options import ENGINE_PYTHON
 from sglang_bw.host import nvml
 from sglang_bw.host.arch import ARCHS
 from sglang_bw.host.doctor import examine
@@ -29,7 +30,7 @@ _NUMBERS = range(3, 8)
 
 
 @click.group(invoke_without_command=True, short_help="Find out what will not run, before anything is loaded.")
-@click.option("--python", type=click.Path(path_type=Path), help="Interpreter of the environment with the engine.")
+@ENGINE_PYTHON
 @click.option("--gpus", default="", metavar="0-3", help="Look at these only: numbers, ranges, UUIDs.")
 @click.option("--no-load", is_flag=True, help="Copy nothing to idle GPUs: their PCIe links are then seen asleep.")
 @click.option("--strict", is_flag=True, help="Exit code 61 when there are warnings.")
@@ -59,7 +60,7 @@ def doctor(ctx: click.Context, python: Path | None, gpus: str, no_load: bool, st
 
 @doctor.command(short_help="Compile the engine's Triton kernels for a GPU that need not be there.")
 @click.option("--arch", type=click.Choice(list(ARCHS)), default="sm120", show_default=True)
-@click.option("--python", type=click.Path(path_type=Path), help="Interpreter of the environment with the engine.")
+@ENGINE_PYTHON
 @click.option(
     "--tree",
     type=click.Path(exists=True, file_okay=False, path_type=Path),

@@ -14,6 +14,7 @@ import httpx
 from sglang_bw.cli import host_checks, planning, refusals
 from sglang_bw.cli.console import err, out, print_json
 from sglang_bw.cli.journal import Journal
+from sglang_bw.cli.options import ALLOW_STOCK, DEVICE, ENGINE_PYTHON, ENGINE_TREE, STARTUP_TIMEOUT
 from sglang_bw.cli.refusals import Launch
 from sglang_bw.cli.startup_line import StartupLine, spent
 from sglang_bw.errors import EngineOutputError
@@ -63,7 +64,7 @@ def _not_empty(_ctx: click.Context, _param: click.Parameter, value: str | None) 
 )
 @click.option("--model-path", metavar="PATH|ID", callback=_not_empty, help="Target weights in place of the recipe's.")
 @click.option("--no-spec", is_flag=True, help="The baseline: the same recipe without speculation.")
-@click.option("--device", type=click.Choice(["auto", *DEVICES]), default="auto", show_default=True)
+@DEVICE
 @click.option("--host", default=commands.DEFAULT_HOST, show_default=True)
 @click.option("--port", type=click.IntRange(1, 65535), default=commands.DEFAULT_PORT, show_default=True)
 @click.option(
@@ -71,18 +72,14 @@ def _not_empty(_ctx: click.Context, _param: click.Parameter, value: str | None) 
 )
 @click.option("--force", "--yes", "force", is_flag=True, help="Go on where the plan, or a check of this host, refuses.")
 @click.option("--dry-run", is_flag=True, help="Print the `sglang serve` line and its environment, start nothing.")
-@click.option("--allow-stock", is_flag=True, help="Start an engine that is stock or edited.")
+@ALLOW_STOCK
 @click.option("--log", type=click.Path(dir_okay=False, path_type=Path), help="Where the engine's log goes.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line: ready, warm-up, exit.")
 @click.option("--no-warmup", is_flag=True, help="Skip the requests that measure accept length and tok/s.")
 @click.option("--strict", is_flag=True, help="Stop with exit code 35 when the warm-up's output is broken.")
-@click.option("--startup-timeout", type=click.FloatRange(min=1), default=1800.0, show_default=True, metavar="SECONDS")
-@click.option("--python", type=click.Path(path_type=Path), help="Interpreter of the environment with the engine.")
-@click.option(
-    "--engine-tree",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="An unpacked engine (sglang/ and its .dist-info) in place of the installed one.",
-)
+@STARTUP_TIMEOUT
+@ENGINE_PYTHON
+@ENGINE_TREE
 def serve(
     name: str,
     engine_flags: tuple[str, ...],

@@ -1,4 +1,4 @@
-"""Options and helpers that several commands of the fork share."""
+"""Options and helpers that several commands share."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+
+from sglang_bw.recipes.hardware import DEVICES
 
 if TYPE_CHECKING:
     from sglang_bw.fork.local import LocalSeries
@@ -27,6 +29,19 @@ PYTHON = click.option(
     help="Interpreter or folder of the environment (default: the tool's own).",
 )
 JSON = click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
+ENGINE_PYTHON = click.option(
+    "--python", type=click.Path(path_type=Path), help="Interpreter of the environment with the engine."
+)
+ENGINE_TREE = click.option(
+    "--engine-tree",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="An unpacked engine (sglang/ and its .dist-info) in place of the installed one.",
+)
+DEVICE = click.option("--device", type=click.Choice(["auto", *DEVICES]), default="auto", show_default=True)
+ALLOW_STOCK = click.option("--allow-stock", is_flag=True, help="Take an engine that is stock or edited.")
+STARTUP_TIMEOUT = click.option(
+    "--startup-timeout", type=click.FloatRange(min=1), default=1800.0, show_default=True, metavar="SECONDS"
+)
 
 
 def series_of(root: Path | None, base: str | None) -> Series:

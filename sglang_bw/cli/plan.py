@@ -12,6 +12,7 @@ from rich.markup import escape
 
 from sglang_bw.cli import planning
 from sglang_bw.cli.console import err, print_json
+from sglang_bw.cli.options import ENGINE_PYTHON, ENGINE_TREE
 from sglang_bw.recipes import flags
 
 if TYPE_CHECKING:
@@ -47,12 +48,8 @@ class _Positive(click.IntRange):
 @click.option("--replay", type=_FILE, metavar="FILE.csv", help="Predict every row of a published table, and compare.")
 @click.option("--accept-length-given", is_flag=True, help="With --replay: accept lengths in the file are inputs.")
 @click.option("--force", is_flag=True, help="End with exit code 0 whatever the plan says.")
-@click.option("--python", type=click.Path(path_type=Path), help="Interpreter of the environment with the engine.")
-@click.option(
-    "--engine-tree",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="An unpacked engine (sglang/ and its .dist-info) in place of the installed one.",
-)
+@ENGINE_PYTHON
+@ENGINE_TREE
 @click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
 def plan(
     name: str | None,

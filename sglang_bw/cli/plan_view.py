@@ -9,13 +9,13 @@ from rich.table import Table
 from rich.text import Text
 
 from sglang_bw.cli.console import out
+from sglang_bw.host.gpus import GIB
 
 if TYPE_CHECKING:
     from sglang_bw.plan.memory import Alternative, MemoryLedger
     from sglang_bw.plan.plan import Plan
     from sglang_bw.plan.speculation import Cell
 
-_GIB = 1 << 30
 _STYLES = {
     "fits": "green", "tight": "yellow", "does not fit": "red", "refused": "red",
     "pays": "green", "loses": "red", "undecided": "yellow",
@@ -80,8 +80,8 @@ def _memory(ledger: MemoryLedger) -> None:
     for line in ledger.lines:
         style = "dim" if line.group == "slack" else ""
         mark = "~" if line.estimated else ""
-        table.add_row(f"{groups[line.group]}{line.name}", f"{mark}{line.bytes / _GIB:.2f}", line.note, style=style)
-    table.add_row("left of the slack", f"{ledger.left / _GIB:.2f}", "", end_section=True)
+        table.add_row(f"{groups[line.group]}{line.name}", f"{mark}{line.bytes / GIB:.2f}", line.note, style=style)
+    table.add_row("left of the slack", f"{ledger.left / GIB:.2f}", "", end_section=True)
     out.print(table)
     settings = ledger.settings
     least = f"{ledger.least_fraction:.3f}" if ledger.least_fraction is not None else "none"

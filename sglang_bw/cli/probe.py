@@ -12,6 +12,7 @@ from rich.markup import escape
 
 from sglang_bw.cli import host_checks, planning
 from sglang_bw.cli.console import err, out, print_json
+from sglang_bw.cli.options import ALLOW_STOCK, DEVICE, ENGINE_PYTHON, ENGINE_TREE, STARTUP_TIMEOUT
 from sglang_bw.errors import ProbeError
 from sglang_bw.host import fingerprint, probes
 from sglang_bw.launch import command as commands
@@ -20,7 +21,7 @@ from sglang_bw.launch import engine as engines
 from sglang_bw.launch import selection
 from sglang_bw.launch.probe import allreduce as reductions
 from sglang_bw.launch.probe import sizes, variants
-from sglang_bw.recipes.schema import DEVICES, Device
+from sglang_bw.recipes.schema import Device
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,13 +80,9 @@ def probe() -> None:
     metavar="SECONDS",
     help="A way that says nothing for so long is killed; some compile kernels at first.",
 )
-@click.option("--device", type=click.Choice(["auto", *DEVICES]), default="auto", show_default=True)
-@click.option("--python", type=click.Path(path_type=Path), help="Interpreter of the environment with the engine.")
-@click.option(
-    "--engine-tree",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="An unpacked engine in place of the installed one.",
-)
+@DEVICE
+@ENGINE_PYTHON
+@ENGINE_TREE
 @click.option("--out", "path", type=click.Path(dir_okay=False, path_type=Path), help="Where the result goes.")
 @click.option("--dry-run", is_flag=True, help="Say what would be measured, start nothing.")
 @click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
@@ -151,15 +148,11 @@ def allreduce(
 @click.option("--rounds", type=click.IntRange(8, 4096), default=64, show_default=True, help="Rounds that are timed.")
 @click.option("--repeats", type=click.IntRange(1, 100), default=3, show_default=True, help="Times that they are.")
 @click.option("--context", type=click.IntRange(0, 1 << 20), default=0, help="Tokens of each prompt, about.")
-@click.option("--device", type=click.Choice(["auto", *DEVICES]), default="auto", show_default=True)
-@click.option("--allow-stock", is_flag=True, help="Measure an engine that is stock or edited.")
-@click.option("--startup-timeout", type=click.FloatRange(min=1), default=1800.0, show_default=True, metavar="SECONDS")
-@click.option("--python", type=click.Path(path_type=Path), help="Interpreter of the environment with the engine.")
-@click.option(
-    "--engine-tree",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="An unpacked engine in place of the installed one.",
-)
+@DEVICE
+@ALLOW_STOCK
+@STARTUP_TIMEOUT
+@ENGINE_PYTHON
+@ENGINE_TREE
 @click.option("--log", type=click.Path(dir_okay=False, path_type=Path), help="Where the engines' log goes.")
 @click.option("--out", "path", type=click.Path(dir_okay=False, path_type=Path), help="Where the result goes.")
 @click.option("--dry-run", is_flag=True, help="Say which servers would be started, start none.")

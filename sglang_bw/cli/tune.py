@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from sglang_bw.cli.console import err, out, print_json
+from sglang_bw.cli.options import ALLOW_STOCK, DEVICE, ENGINE_PYTHON, ENGINE_TREE
 from sglang_bw.errors import BwError, OutputError, TuneError
 from sglang_bw.launch import command as commands
 from sglang_bw.launch import device as devices
@@ -24,7 +25,7 @@ from sglang_bw.launch.command import DEFAULT_HOST, Command
 from sglang_bw.launch.engine import Engine
 from sglang_bw.ledger.store import Ledger
 from sglang_bw.recipes.hardware import Device, Hardware
-from sglang_bw.recipes.schema import DEVICES, Recipe
+from sglang_bw.recipes.schema import Recipe
 
 if TYPE_CHECKING:
     from sglang_bw.experiment.space import Choice, Space
@@ -83,17 +84,15 @@ class _Numbers(click.ParamType[tuple[int, ...]]):
 @click.option("--prompts", default="chat", show_default=True, metavar="FILE|SET")
 @click.option("--count", type=click.IntRange(min=1), help="Use the first prompts only.")
 @click.option("--max-tokens", type=click.IntRange(min=2), default=128, show_default=True)
-@click.option("--device", type=click.Choice(["auto", *DEVICES]), default="auto", show_default=True)
+@DEVICE
 @click.option(
     "--together/--one-at-a-time", "together", default=None, help="Both servers at once; the default on a CPU."
 )
 @click.option("--study", metavar="NAME", help="Name of the search; the same search goes on under its own name.")
 @click.option("--retry", is_flag=True, help="Start again what has failed on this host before.")
-@click.option("--allow-stock", is_flag=True, help="Use an engine that is stock or edited.")
-@click.option("--python", type=click.Path(path_type=Path), help="Interpreter of the environment with the engine.")
-@click.option(
-    "--engine-tree", type=click.Path(exists=True, file_okay=False, path_type=Path), help="An unpacked engine."
-)
+@ALLOW_STOCK
+@ENGINE_PYTHON
+@ENGINE_TREE
 @click.option("--startup-timeout", type=Duration(), default="30m", show_default=True)
 @click.option(
     "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="The recipe file that is written."

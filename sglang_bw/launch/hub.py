@@ -19,13 +19,13 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from sglang_bw.errors import BwError, FetchError, ModelFilesError
+from sglang_bw.host.gpus import GIB
 from sglang_bw.launch import weights
 from sglang_bw.launch.command import Command
 from sglang_bw.recipes import flags
 
 TIMEOUT_S = 8.0
 POLL_S = 0.3
-GIB = 1 << 30
 # Kept free beside the weights: logs, compiled kernels, the engine's temporary files.
 SPARE_BYTES = 2 * GIB
 _OTHER_FORMATS = {".bin", ".pt", ".pth", ".gguf", ".onnx", ".msgpack", ".h5", ".ot", ".tflite"}

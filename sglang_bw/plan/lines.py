@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from sglang_bw.host.gpus import GIB
 from sglang_bw.plan import kv, overhead
 from sglang_bw.plan.estimate import estimate
 from sglang_bw.plan.inventory import Inventory, Role
@@ -15,8 +16,6 @@ from sglang_bw.plan.shapes import ModelShape, Parallel
 from sglang_bw.plan.split import Loading, rank_bytes, tables_bytes
 
 Group = Literal["load", "pool", "slack"]
-
-_GIB = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ class Load:
         if workspace:
             lines.append(Line("all-to-all workspace", workspace, "load", note=f"--moe-a2a-backend {self.settings.a2a}"))
         if self.settings.symm_mem_gib:
-            lines.append(Line("symmetric memory", int(self.settings.symm_mem_gib * _GIB), "load"))
+            lines.append(Line("symmetric memory", int(self.settings.symm_mem_gib * GIB), "load"))
         lines.append(Line("loader's rest", overhead.LOADER_REST, "load", True, "what logs show beyond the weights"))
         return lines
 

@@ -18,12 +18,12 @@ from typing import Any
 import yaml
 
 from sglang_bw.errors import CheckpointError
+from sglang_bw.host.gpus import GIB
 from sglang_bw.plan import kv, releases
 from sglang_bw.plan.config import read_shape
 from sglang_bw.plan.settings import EngineSettings
 from sglang_bw.plan.shapes import ModelShape, Parallel
 
-_GIB = 1 << 30
 _FRACTION = ("mem_fraction_static", "mem_fraction")
 _BEFORE = ("avail_before_GB", "avail_before_GiB")
 _AFTER = ("avail_after_GB", "avail_after_weights_GiB", "avail_after_GiB")
@@ -113,13 +113,13 @@ def _predict(row: _Row) -> RowPrediction:
     parallel = _parallel(row)
     rest = _rest(row, settings, shape)
     if rest <= 0:
-        return RowPrediction(0, f"{-rest / _GIB:.2f} GiB are missing: the engine refuses to start")
+        return RowPrediction(0, f"{-rest / GIB:.2f} GiB are missing: the engine refuses to start")
     cell, how = _cell(row, settings, shape, parallel)
     target = shape if shape and shape.linear else _PLAIN_SHAPE
     if target.linear and not (settings.max_mamba_cache_size or row.number("mamba_full_memory_ratio")):
         raise _UnknownError("the row does not give the size of the pool of linear-attention states")
     made = kv.pool(rest, target, None, parallel, settings, bytes_per_token=cell)
-    return RowPrediction(made.tokens, f"{rest / _GIB:.3f} GiB by {cell.full} B a token ({how})")
+    return RowPrediction(made.tokens, f"{rest / GIB:.3f} GiB by {cell.full} B a token ({how})")
 
 
 _PLAIN_SHAPE = ModelShape("", "", 1, 1, 1, 1, 1, 1, 1, ("full",), context=1)
@@ -195,7 +195,7 @@ def _rest(row: _Row, settings: EngineSettings, shape: ModelShape | None) -> floa
     if after > before:
         raise _UnknownError(f"more memory is free after the load ({after:g}) than before ({before:g})")
     kept = settings.release.multimodal_reserve_mib << 20 if shape and shape.multimodal else 0
-    return (after - before * (1 - settings.mem_fraction_static)) * _GIB - kept
+    return (after - before * (1 - settings.mem_fraction_static)) * GIB - kept
 
 
 def _cell(row: _Row, settings: EngineSettings, shape: ModelShape | None, parallel: Parallel) -> tuple[kv.Cell, str]:

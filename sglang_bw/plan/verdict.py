@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
+from sglang_bw.host.gpus import GIB
 from sglang_bw.plan import kv
 from sglang_bw.plan.settings import EngineSettings
 
 Verdict = Literal["fits", "tight", "does not fit"]
 
-_GIB = 1 << 30
-_LEAST_POOL = _GIB  # about 1 % of a large board, which is how well weights can be told from their headers
-_LEAST_SLACK = _GIB  # field data: a pool that left 53 MiB started, and ran out of memory with the first request
+_LEAST_POOL = GIB  # about 1 % of a large board, which is how well weights can be told from their headers
+_LEAST_SLACK = GIB  # field data: a pool that left 53 MiB started, and ran out of memory with the first request
 
 
 def least_fraction(sized: Callable[[float], kv.Pool], context: int) -> float | None:
@@ -51,10 +51,10 @@ def judge(
     fraction = settings.mem_fraction_static
     way_out = f"--mem-fraction-static {least:.3f} is the least that holds {context:,} tokens" if least else ""
     if after <= 0:
-        return "does not fit", (f"the weights alone take {-after / _GIB:.1f} GiB more than the GPU has",)
+        return "does not fit", (f"the weights alone take {-after / GIB:.1f} GiB more than the GPU has",)
     if made.tokens <= 0:
-        missing = f"after the load {after / _GIB:.1f} GiB are free, and --mem-fraction-static {fraction:.4g} keeps "
-        missing += f"{start * (1 - fraction) / _GIB:.1f} GiB of them from the KV pool"
+        missing = f"after the load {after / GIB:.1f} GiB are free, and --mem-fraction-static {fraction:.4g} keeps "
+        missing += f"{start * (1 - fraction) / GIB:.1f} GiB of them from the KV pool"
         return "does not fit", tuple(text for text in (missing, way_out) if text)
     reasons = []
     if made.tokens < context:
@@ -66,5 +66,5 @@ def judge(
     elif made.bytes(settings.swa_ratio) < _LEAST_POOL:
         reasons.append(f"the KV pool holds {made.tokens:,} tokens; a load that takes 1 GiB more leaves none")
     if left < _LEAST_SLACK:
-        reasons.append(f"{left / _GIB:.1f} GiB are left beside graphs and activations, and 1 GiB is wise")
+        reasons.append(f"{left / GIB:.1f} GiB are left beside graphs and activations, and 1 GiB is wise")
     return ("tight", tuple(reasons)) if reasons else ("fits", ())

@@ -22,9 +22,6 @@ GIB = 1 << 30
 
 def defaults(case: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Resolve the case's flags and return what memory depends on."""
-    from sglang.srt.model_executor import cuda_graph_config
-
-    cuda_graph_config.default_prefill_backend = lambda: "breakable"  # what it is where is_cuda() holds
     view = resolve(case["arch"], case["memory_mib"], **flags(case, folder))
     graphs = view.cuda_graph_config
     return {

@@ -82,8 +82,9 @@ def configure() -> None:
 
 def cases() -> Iterator[Case]:
     """Return everything that is checked, in a fixed order."""
-    from sglang_bw.host.kernel_probe import attention, experts, speculation
+    from sglang_bw.host.kernel_probe import attention, cache, experts, speculation
 
     yield from speculation.cases()
+    yield from cache.cases()
     yield from attention.cases()
     yield from experts.cases()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sglang_bw.errors import EngineStartError, ProbeError
+from sglang_bw.launch import command as commands
 from sglang_bw.launch import device as devices
+from sglang_bw.launch import port as ports
 from sglang_bw.launch import server, weights
 from sglang_bw.launch.engine import Engine
 from sglang_bw.launch.probe import load
@@ -183,7 +184,8 @@ def _running(
     log: Path,
     say: Callable[[str], None],
 ) -> Iterator[server.Server]:
-    command = setup.command(recipe, machine, engine.environment(), _free_port(), extra)
+    port = ports.next_free(commands.DEFAULT_HOST, commands.DEFAULT_PORT) or commands.DEFAULT_PORT
+    command = setup.command(recipe, machine, engine.environment(), port, extra)
     weights.check_command(command)
     environ = devices.environment(machine.device, {**engine.environment(), **command.env})
     environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -205,9 +207,3 @@ def _running(
 def _saying(head: str, pace: Pace | None, tell: Callable[[str], None]) -> Callable[[str], None]:
     """Return what puts a head before every line, and the time that is left behind it."""
     return lambda text: tell(f"{head}: {text}; {pace.says()}" if pace else f"{head}, {text}")
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])

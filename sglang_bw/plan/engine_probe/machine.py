@@ -11,11 +11,24 @@ import pkgutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 
 class TooOldError(Exception):
     """The engine's resolution cannot be run as another machine."""
+
+
+@dataclass(frozen=True)
+class Pretence:
+    """What makes the engine see a machine that is not there.
+
+    :ivar facts: for the engine's own ``override_platform``.
+    :ivar places: owner, attribute, and what stands in for it: what the engine asks past that.
+    """
+
+    facts: dict[str, Any]
+    places: tuple[tuple[Any, str, Callable[..., Any]], ...]
 
 
 @contextmanager
@@ -25,22 +38,38 @@ def machine(capability: tuple[int, int], memory_mib: int, count: int, name: str)
     :param memory_mib: of one board, as nvidia-smi prints it.
     :raises TooOldError: the engine has no ``override_platform``.
     """
+    pretence = pretend(capability, memory_mib, count, name)
+    override_platform, _ = _platform()
+    for owner, attribute, answer in pretence.places:
+        setattr(owner, attribute, answer)
+    with override_platform(**pretence.facts):
+        yield
+
+
+def pretend(capability: tuple[int, int], memory_mib: int, count: int, name: str) -> Pretence:
+    """Return what has to be put in place for such boards; nothing is changed yet.
+
+    :raises TooOldError: the engine has no ``override_platform``.
+    """
     # All are loaded before anything is stood in for, so that no kernel module is loaded for the pretended machine.
     _load_resolution()
     import torch
 
-    override_platform, probes = _platform()
+    _, probes = _platform()
     facts = {fact: value for fact, value in _facts(capability, probes).items() if fact in probes}
-    torch.cuda.get_device_capability = lambda _device=None: capability
-    torch.cuda.get_device_name = lambda _device=None: name
-    torch.cuda.device_count = lambda: count
     asked: dict[str, Callable[..., Any]] = {
         probes[fact]: lambda *_a, _value=value, **_k: _value for fact, value in facts.items()
     }
     asked["get_device_memory_capacity"] = lambda _device=None: memory_mib
-    _answer(asked)
-    with override_platform(**facts):
-        yield
+    return Pretence(
+        facts,
+        (
+            (torch.cuda, "get_device_capability", lambda _device=None: capability),
+            (torch.cuda, "get_device_name", lambda _device=None: name),
+            (torch.cuda, "device_count", lambda: count),
+            *_probes_by_name(asked),
+        ),
+    )
 
 
 def _platform() -> tuple[Callable[..., Any], dict[str, str]]:
@@ -72,8 +101,8 @@ def _facts(capability: tuple[int, int], probes: dict[str, str]) -> dict[str, Any
     return dict.fromkeys(probes, False) | true | values
 
 
-def _answer(asked: dict[str, Callable[..., Any]]) -> None:
-    """Put answers in place of the engine's probes, in every module that has one by its name."""
+def _probes_by_name(asked: dict[str, Callable[..., Any]]) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
+    """Yield every module that has one of the engine's probes by its name."""
     from sglang.srt.utils import common
 
     modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == "sglang"]
@@ -81,7 +110,7 @@ def _answer(asked: dict[str, Callable[..., Any]]) -> None:
         probe = getattr(common, function, None)
         for module in modules:
             if probe is not None and vars(module).get(function) is probe:
-                setattr(module, function, answer)
+                yield module, function, answer
 
 
 def _load_resolution() -> None:

@@ -26,10 +26,10 @@ def speculative(parent: Path, target: str = "deepseek-v3", algorithm: str = "EAG
     return arguments | flags
 
 
-@pytest.mark.stock_failure(AssertionError, r"mem_fraction_static 0\.66\b")
+@pytest.mark.stock_failure(AssertionError, r"mem_fraction_static 0\.644")
 def test_memory_for_graphs_of_requests_that_never_run_is_not_reserved(tmp_path: Path) -> None:
     view = resolve("sm120", RTX_PRO_6000, **speculative(tmp_path, attn_dp_size=8))
-    assert view.mem_fraction_static >= 0.84, f"mem_fraction_static {view.mem_fraction_static}"
+    assert view.mem_fraction_static >= 0.82, f"mem_fraction_static {view.mem_fraction_static}"
     assert view.cuda_graph_config.decode.max_bs == max(view.cuda_graph_config.decode.bs) == 48
 
 
