@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sglang_bw.cli import planning
 from sglang_bw.cli.console import err
 from sglang_bw.cli.planning import Wish
-from sglang_bw.errors import PlanInputError, PlanRefusedError, UnknownConfigError, UnknownModelError
+from sglang_bw.errors import OtherEngineError, PlanInputError, PlanRefusedError, UnknownConfigError, UnknownModelError
 from sglang_bw.host.boards import Board
 from sglang_bw.launch.command import Command
 from sglang_bw.launch.engine import Engine
@@ -38,6 +38,7 @@ def check(launch: Launch, *, force: bool) -> Plan | None:
     """Refuse what will not run or not fit; warnings and what could not be planned are printed.
 
     :return: the plan; ``None`` without GPUs, or when nothing is known of the model.
+    :raises OtherEngineError: a flag comes with a patch that this engine does not have.
     :raises PlanRefusedError: a rule, or the engine when it was asked before, says that it will not run.
     :raises PlanDoesNotFitError: the memory of the GPUs is too small.
     :raises PlanInputError: the recipe is for GPUs, and the launch for a CPU.
@@ -46,6 +47,7 @@ def check(launch: Launch, *, force: bool) -> Plan | None:
         if not force:
             raise misplaced
         err.print(f"warning: {misplaced.message} (--force)", style="yellow", markup=False)
+    _check_series(launch)
     if launch.seen is None:
         _check_flags(launch, force=force)
         return None
@@ -108,6 +110,19 @@ def _tell(made: Plan) -> None:
     if len(warnings) > _MANY:
         rest = len(warnings) - _MANY
         err.print(f"and {rest} more: `sglang-bw plan {made.question.recipe.id}`", style="yellow", markup=False)
+
+
+def _check_series(launch: Launch) -> None:
+    """Refuse flags that our patches add when the engine is from before them, or stock; it would end at its parser."""
+    engine = launch.engine.installation
+    topics = {patch.topic for patch in engine.patches}
+    for flag in launch.command.flags:
+        wanted = releases.patch_of(flag.key)
+        if wanted and wanted not in topics:
+            raise OtherEngineError(
+                f"--{flag.name} comes with the patch {wanted}, which the engine {engine.version} does not have",
+                hint=f"`{engine.cure}` installs the newest; or leave the flag out.",
+            )
 
 
 def _check_flags(launch: Launch, *, force: bool) -> None:

@@ -102,6 +102,12 @@ def translate_all(flags: Flags, from_version: str | None, to_version: str) -> tu
     return tuple(translate(flag, from_version, to_version) for flag in flags if flag.dashes == "--")
 
 
+def patch_of(name: str) -> str | None:
+    """Return the topic of the patch that brings a flag, ``None`` for upstream's own flags."""
+    ours = _renames()["series"].get(name)
+    return str(ours["patch"]) if ours else None
+
+
 def _present(flag: Flag, name: str, target: str) -> Translation:
     since = _table()["deprecated"].get(name)
     if not since or Version(since) > Version(target):
@@ -183,9 +189,9 @@ def _spans() -> dict[str, list[tuple[str, str]]]:
         runs = [run.partition("..") for run in text.split(",")]
         for name in names:
             spans[name] = [(first, last or newest) for first, _, last in runs]
-    # Not in upstream's wheels: `serve` starts the patched engine only, so there they are flags as any other.
-    for name, first in _renames()["series"].items():
-        spans.setdefault(name, [(first, newest)])
+    # Not in upstream's wheels: whether an engine has the patch is asked with `patch_of`.
+    for name, ours in _renames()["series"].items():
+        spans.setdefault(name, [(ours["base"], newest)])
     return spans
 
 

@@ -21,7 +21,12 @@ from pathlib import Path
 
 import psutil
 
+from sglang_bw.fork.mail import read_patch
+from sglang_bw.fork.record import PatchRecord
+from sglang_bw.fork.series import Series
+
 HERE = Path(__file__).resolve().parent
+PATCHES = HERE.parents[1] / "patches"
 VERSION = "0.5.23+bw.1"
 DEADLINE_S = 30.0
 
@@ -72,8 +77,11 @@ def write_model(directory: Path) -> Path:
     return directory
 
 
-def write_tree(tree: Path, *, patched: bool = True) -> Path:
-    """Write an engine tree around the fake: with its record when patched, as upstream's when not."""
+def write_tree(tree: Path, *, patched: bool = True, without: str = "") -> Path:
+    """Write an engine tree around the fake: with its record when patched, as upstream's when not.
+
+    :param without: the topic of a patch that the record shall not have.
+    """
     package = tree / "sglang"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
@@ -87,7 +95,7 @@ def write_tree(tree: Path, *, patched: bool = True) -> Path:
             "series": "bw.1",
             "tree": "0" * 40,
             "upstream": {"wheel": "sglang-0.5.23-py3-none-any.whl", "sha256": "0" * 64},
-            "patches": [],
+            "patches": [one.model_dump() for one in _patches() if one.topic != without],
             "files": {path: hashlib.sha256(data).hexdigest() for path, data in files.items()},
         }
         (package / "_bw.json").write_text(json.dumps(record))
@@ -101,6 +109,11 @@ def write_tree(tree: Path, *, patched: bool = True) -> Path:
         rows.append(f"{path},sha256={digest},{len(data)}\n")
     (info / "RECORD").write_text("".join(rows))
     return tree
+
+
+def _patches() -> list[PatchRecord]:
+    """Return the records of the newest series."""
+    return [PatchRecord.of(read_patch(path)) for path in Series.load(PATCHES, "0.5.23").files]
 
 
 @dataclass

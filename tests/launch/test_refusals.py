@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -10,7 +11,7 @@ from click.testing import CliRunner
 from sglang_bw.cli import host_checks, planning, refusals
 from sglang_bw.cli.launch import serve
 from sglang_bw.cli.refusals import Launch
-from sglang_bw.errors import BwError, PlanDoesNotFitError, PlanRefusedError
+from sglang_bw.errors import BwError, OtherEngineError, PlanDoesNotFitError, PlanRefusedError
 from sglang_bw.host import nvml
 from sglang_bw.host.gpus import Gpus
 from sglang_bw.launch import command as commands
@@ -93,6 +94,19 @@ def test_a_model_nobody_knows_is_not_planned(tree: Path, capsys: pytest.CaptureF
     recipe = Recipe.model_validate({"id": "mine", "target": "owner/unheard-of"})
     assert refusals.check(launch("mine", gpus(1), tree, recipe=recipe), force=False) is None
     assert "not planned: no configuration of the target owner/unheard-of" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("here", [gpus(), Gpus(problem="no driver")], ids=["gpus", "none"])
+@pytest.mark.parametrize("engine", [{"patched": False}, {"without": "goodput-policy"}], ids=["stock", "older series"])
+def test_a_flag_of_a_patch_that_the_engine_does_not_have(here: Gpus, engine: dict[str, Any], tmp_path: Path) -> None:
+    tree = write_tree(tmp_path / "older", **engine)
+    recipe = lookup.find("kimi-k2.5-int4-eagle3")
+    machine = planning.machine(recipe, "cuda", gpus())
+    version = engines.find(tree=tree).installation.version
+    command = commands.build(recipe, machine, {}, version=version)
+    with pytest.raises(OtherEngineError, match="comes with the patch goodput-policy") as error:
+        refusals.check(Launch(recipe, command, engines.find(tree=tree), planning.seen(here)), force=True)
+    assert "sglang-bw install" in error.value.hint
 
 
 def test_flags_are_checked_without_gpus(tree: Path) -> None:
