@@ -33,6 +33,11 @@ SERVE = [sys.executable, "-m", "sglang_bw", "serve", "tiny", "--device", "cpu"]
 Answer = dict[str, Any]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Move what ends the shared servers behind everything that uses them."""
+    items.sort(key=lambda item: item.get_closest_marker("last") is not None)
+
+
 @dataclass
 class RunningServer:
     """A server that answers.

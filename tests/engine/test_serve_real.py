@@ -106,6 +106,7 @@ def test_killed_while_loading_leaves_nothing(engine_trees: EngineTrees, tmp_path
     assert_gone(family)
 
 
+@pytest.mark.last
 def test_killed_while_serving_leaves_nothing(tree: RunningServer) -> None:
     family = tree.family()
     assert len(family) >= 5
@@ -113,6 +114,7 @@ def test_killed_while_serving_leaves_nothing(tree: RunningServer) -> None:
     assert_gone(family)
 
 
+@pytest.mark.last
 def test_sigterm_stops_cleanly(chain: RunningServer) -> None:
     family = chain.family()
     assert len(family) >= 5

@@ -11,8 +11,7 @@ import pytest
 
 from tests.engine.conftest import RunningServer
 
-# A look must meet a moment of work: on a busy machine with other servers up it may not for a minute.
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
+pytestmark = pytest.mark.engine
 
 
 def looks(server: RunningServer, prompts: list[str]) -> dict[str, object]:
