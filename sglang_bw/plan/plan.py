@@ -15,7 +15,8 @@ from sglang_bw.plan.memory import Alternative, MemoryLedger
 from sglang_bw.plan.models import Models
 from sglang_bw.plan.pays import Measured, Pays, judge
 from sglang_bw.plan.question import Question, asked
-from sglang_bw.plan.resolve import EngineTooOldError, Resolution
+from sglang_bw.plan.resolution import Resolution
+from sglang_bw.plan.resolve import EngineTooOldError
 from sglang_bw.plan.rules import check as rules
 from sglang_bw.plan.rules import facts
 from sglang_bw.plan.rules.check import Finding

@@ -13,7 +13,8 @@ from sglang_bw.errors import NotInstalledError, ResolverError
 from sglang_bw.fork.environment import Environment
 from sglang_bw.host.boards import find
 from sglang_bw.plan import resolve as resolver
-from sglang_bw.plan.resolve import EngineFiles, EngineTooOldError, Resolution, look_up
+from sglang_bw.plan.resolution import Resolution, look_up
+from sglang_bw.plan.resolve import EngineFiles, EngineTooOldError
 from sglang_bw.recipes import configs, lookup
 from sglang_bw.recipes import flags as flag_lists
 from sglang_bw.recipes.hardware import Hardware

@@ -184,7 +184,7 @@ def test_what_the_series_repairs_is_a_note(rule: str, line: str, options: dict[s
 
 
 def test_a_value_that_the_engine_resolved_counts() -> None:
-    from sglang_bw.plan.resolve import Resolution
+    from sglang_bw.plan.resolution import Resolution
 
     resolution = Resolution({}, {"attention_backend": "fa3", "cuda_graph_config": {"decode": {"max_bs": 8}}})
     collected = facts.collect(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sglang_bw.plan.resolve import Resolution, look_up
+from sglang_bw.plan.resolution import Resolution, look_up
 from sglang_bw.recipes.flags import ALIASES, Flags
 from sglang_bw.recipes.hardware import Hardware
 
