@@ -6,7 +6,6 @@ import hashlib
 import io
 import tarfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, BinaryIO
@@ -65,7 +64,7 @@ def verify(path: Path, report: Report, expect: str | None = None) -> Verified:
             report.step(f"checking {len(parts)} parts")
             _refuse(_wrong_parts(path, parts, report))
             report.step("checking the files in them")
-            with _chained(path / part.file for part in parts) as stream:
+            with _Chain(path / part.file for part in parts) as stream:
                 return _verified(_read_archive(path.name, stream, report), expect)
         if path.is_dir():
             report.step("checking the unpacked files")
@@ -80,7 +79,7 @@ def verify(path: Path, report: Report, expect: str | None = None) -> Verified:
 def _parts_beside(path: Path) -> tuple[Part, ...]:
     listed = path.parent / PARTS
     parts = read_parts(_text(listed)) if listed.is_file() else ()
-    return parts if any(part.file == path.name for part in parts) else ()
+    return parts if len(parts) > 1 and any(part.file == path.name for part in parts) else ()
 
 
 def _verify_part(path: Path, parts: tuple[Part, ...]) -> Verified:
@@ -107,14 +106,21 @@ def _wrong_part(folder: Path, part: Part) -> Iterator[str]:
                 yield f"{part.file} is not what its checksum says"
 
 
-class _Chain(io.RawIOBase):
+class _Chain:
     """Files one after the other, as one stream."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self._paths = iter(paths)
         self._file: BinaryIO | None = None
 
-    def read(self, size: int = -1) -> bytes:
+    def __enter__(self) -> _Chain:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file:
+            self._file.close()
+
+    def read(self, size: int) -> bytes:
         """Return up to ``size`` bytes; nothing at the end of the last file."""
         while True:
             if self._file is None:
@@ -127,25 +133,13 @@ class _Chain(io.RawIOBase):
             self._file.close()
             self._file = None
 
-    def close(self) -> None:
-        """Close the current file."""
-        if self._file:
-            self._file.close()
-        super().close()
 
-
-@contextmanager
-def _chained(paths: Iterable[Path]) -> Iterator[BinaryIO]:
-    with _Chain(paths) as raw:
-        yield io.BufferedReader(raw, CHUNK)
-
-
-def _read_archive(where: str, stream: BinaryIO, report: Report) -> dict[str, _Found]:
+def _read_archive(where: str, stream: _Chain | BinaryIO, report: Report) -> dict[str, _Found]:
     """Read an archive once, refuse what is unsafe in it, and return its files by path below the folder."""
     found: dict[str, _Found] = {}
     top = ""
     try:
-        with tarfile.open(fileobj=stream, mode="r|", bufsize=CHUNK) as archive:
+        with tarfile.open(fileobj=stream, mode="r|", bufsize=CHUNK) as archive:  # type: ignore[call-overload]
             for member in archive:
                 check_member(where, member)
                 folder, _, name = member.name.partition("/")

@@ -1,4 +1,4 @@
-"""A small release to bundle: a patched stand-in engine, one dependency, this Python's own pip, and a tool that verifies."""
+"""A small release to bundle: a patched stand-in engine, two dependencies, Python's own pip, a tool that verifies."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ import hashlib
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from sglang_bw.bundle import make, plan
+from sglang_bw import __version__
+from sglang_bw.bundle import make, plan, toolwheel
+from sglang_bw.bundle.archive import SMALLEST_PART
 from sglang_bw.bundle.make import Bundle
-from sglang_bw.bundle.plan import Request
 from sglang_bw.fork.build import build
 from tests.fakeupstream import VERSION, FakeUpstream, patched
-from tests.fork.target import MACHINE, PYTHON, Engine, Quiet, offline_settings, write_wheel
+from tests.fork.target import Engine, Quiet, offline_settings, write_wheel
 
 # `verify` as install.sh calls it, of the stand-in engine: the real tool needs dozens of packages.
 TOOL = b"""
@@ -29,17 +31,34 @@ def main():
 SCRIPTS = b"[console_scripts]\nsglang-bw = sglang_bw.cli:main\n"
 
 
-@dataclass
+@dataclass(frozen=True)
 class Release:
-    """What bundles are made of; ``make`` makes one in ``out``."""
+    """What bundles are made of."""
 
     engine: Engine
-    out: Path
+    tool: Path
+    lock: Path
 
-    def make(self, out: Path | None = None, split: int | None = None, **asked: object) -> Bundle:
-        request = Request(**{"device": "cpu", "wheel": self.engine.built, **asked})  # type: ignore[arg-type]
-        planned = plan.plan_bundle(self.engine.root, request)
-        return make.make(planned, make.choose(planned, Quiet()), out or self.out, split, Quiet())
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Let pip see the mirror only, and the tool be a small one that needs nothing but pip."""
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            for name, value in offline_settings(self.engine.mirror, self.lock.parent / "cache"):
+                monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
+            monkeypatch.setattr(plan, "TOOL_LOCK", self.lock)
+            monkeypatch.setattr(toolwheel, "requirements", lambda: ["pip"])
+            monkeypatch.setattr(toolwheel, "tool_wheel", lambda folder: Path(shutil.copy(self.tool, folder)))
+            yield
+
+    def plan(self, **asked: object) -> plan.Plan:
+        with self.alone():
+            request = plan.Request(**{"device": "cpu", "wheel": self.engine.built, **asked})  # type: ignore[arg-type]
+            return plan.plan_bundle(self.engine.root, request)
+
+    def make(self, out: Path, split: int | None = None, **asked: object) -> Bundle:
+        planned = self.plan(**asked)
+        with self.alone():
+            return make.make(planned, make.choose(planned, Quiet()), out, split, Quiet())
 
 
 @pytest.fixture(scope="session")
@@ -64,26 +83,27 @@ def lock_line(wheel: Path) -> str:
     return f"{name}=={version} --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n"
 
 
+@pytest.fixture(scope="session")
+def release(made: Engine, tmp_path_factory: pytest.TempPathFactory) -> Release:
+    folder = tmp_path_factory.mktemp("release")
+    info = f"sglang_bw-{__version__}.dist-info"
+    files = {"sglang_bw/__init__.py": b"", "sglang_bw/cli.py": TOOL, f"{info}/entry_points.txt": SCRIPTS}
+    tool = write_wheel(folder, "sglang-bw", __version__, files)
+    (folder / "tool.txt").write_text(lock_line(next(made.mirror.glob("pip-*.whl"))))
+    return Release(made, tool, folder / "tool.txt")
+
+
+@pytest.fixture(scope="session")
+def in_parts(release: Release, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return release.make(tmp_path_factory.mktemp("in-parts"), split=SMALLEST_PART * 4)
+
+
 @pytest.fixture
-def release(made: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Release:
-    """The release in a copy of its own; pip sees its mirror only, and the tool needs pip only."""
-    for name, value in offline_settings(tmp_path / "mirror", tmp_path / "cache"):
-        monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
-    shutil.copytree(made.root, tmp_path / "patches")
-    shutil.copytree(made.mirror, tmp_path / "mirror")
-    lock = tmp_path / "tool.txt"
-    lock.write_text(lock_line(next((tmp_path / "mirror").glob("pip-*.whl"))))
-    monkeypatch.setattr(plan, "TOOL_LOCK", lock)
-    monkeypatch.setattr(plan.toolwheel, "requirements", lambda: ["pip"])
-
-    def tool_wheel(folder: Path) -> Path:
-        info = f"sglang_bw-{make.sglang_bw.__version__}.dist-info"
-        files = {"sglang_bw/__init__.py": b"", "sglang_bw/cli.py": TOOL, f"{info}/entry_points.txt": SCRIPTS}
-        return write_wheel(folder, "sglang-bw", make.sglang_bw.__version__, files)
-
-    monkeypatch.setattr(plan.toolwheel, "tool_wheel", tool_wheel)
-    engine = Engine(tmp_path / "patches", VERSION, made.stock, made.built, made.version, tmp_path / "mirror")
-    return Release(engine, tmp_path / "out")
+def bundle(in_parts: Bundle, tmp_path: Path) -> Bundle:
+    """A bundle in parts, in a copy of its own."""
+    folder = tmp_path / in_parts.folder.name
+    shutil.copytree(in_parts.folder, folder)
+    return replace(in_parts, folder=folder)
 
 
 Install = Callable[..., subprocess.CompletedProcess[str]]
@@ -102,6 +122,3 @@ def install(tmp_path: Path) -> Install:
         )
 
     return run
-
-
-__all__ = ["MACHINE", "PYTHON", "Install", "Release", "lock_line"]
