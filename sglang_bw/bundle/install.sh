@@ -213,10 +213,11 @@ check_files() {
     [ "$source" = "$here" ] || : >"$stage/unpacked"
 }
 
-pip_install() {
-    env PIP_CONFIG_FILE=/dev/null "$into/bin/python" -I "$pip/pip" --isolated --no-input --disable-pip-version-check \
+pip_install() { # PIP..., as Python is told to run it; installs what stands in the batch
+    env PIP_CONFIG_FILE=/dev/null "$into/bin/python" -I "$@" --isolated --no-input --disable-pip-version-check \
         install --no-index --find-links "$source/wheels" --no-deps --only-binary :all: --require-hashes \
-        --no-warn-script-location --root-user-action ignore --progress-bar off --requirement "$1" >>"$log" 2>&1 ||
+        --no-warn-script-location --root-user-action ignore --progress-bar off --requirement "$scratch/batch" \
+        >>"$log" 2>&1 </dev/null ||
         {
             tail -n 5 "$log" >&2
             die 19 "pip failed (all it said is in $log)" "the same command goes on where this one stopped"
@@ -233,10 +234,12 @@ clear_halves() {
 
 install_wheels() {
     log=$into/.bundle-pip.log
-    pip=$(echo "$source"/wheels/pip-*.whl)
     [ -f "$into/bin/python" ] || "$python" -I -m venv --without-pip "$into" || die 19 "$python makes no environment in $into"
     clear_halves
     all=$(($(wc -l <"$here/requirements.txt"))) all_mb=$(awk '{ sum += $NF } END { print sum + 0 }' "$here/requirements.txt")
+    # pip comes first, and runs out of its own wheel for that.
+    head -n 1 "$here/requirements.txt" >"$scratch/batch"
+    pip_install "$(echo "$source"/wheels/pip-*.whl)/pip"
     begun=0 begun_mb=0 in_batch=0 batch_mb=0
     : >"$scratch/batch"
     while IFS= read -r line; do
@@ -254,7 +257,7 @@ install_batch() {
     rest=
     [ "$in_batch" -eq 1 ] || rest=" and $((in_batch - 1)) more"
     say "installing ${first%% *}$rest ($begun of $all packages, $begun_mb of $all_mb MB are there)"
-    pip_install "$scratch/batch" </dev/null
+    pip_install -m pip
     begun=$((begun + in_batch)) begun_mb=$((begun_mb + batch_mb)) in_batch=0 batch_mb=0
     : >"$scratch/batch"
 }

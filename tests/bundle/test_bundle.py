@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import random
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -31,6 +32,7 @@ from sglang_bw.errors import BundleDamagedError, BundleDigestError, BundleError,
 from sglang_bw.fork import locks
 from sglang_bw.fork.locks import Locked
 from sglang_bw.models import TINY_DRAFT
+from sglang_bw.recipes import lookup
 from tests.bundle.conftest import Release
 from tests.conftest import PATCHES
 from tests.fork.target import PYTHON, Quiet
@@ -44,12 +46,26 @@ def content(bundle: Bundle) -> bytes:
 
 
 @pytest.mark.environments
-def test_same_bytes_on_every_day_however_it_is_cut(release: Release, in_parts: Bundle, tmp_path: Path) -> None:
-    whole = release.make(tmp_path / "elsewhere")
+def test_same_bytes_on_every_day_and_nothing_is_fetched_twice(
+    release: Release, in_parts: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a killed run has left is taken, and however the archive is cut, it is the same."""
+    stage = tmp_path / "out" / STAGE
+    stage.mkdir(parents=True)
+    for wheel in release.engine.mirror.glob("*.whl"):
+        shutil.copy(wheel, stage)
+    run = wheels.Pip.run
+
+    def no_download(pip: wheels.Pip, verb: str, *rest: str) -> None:
+        assert verb != "download"
+        run(pip, verb, *rest)
+
+    monkeypatch.setattr(wheels.Pip, "run", no_download)
+    whole = release.make(tmp_path / "out")
     assert (whole.digest, content(whole)) == (in_parts.digest, content(in_parts))
     assert [len(bundle.parts) > 1 for bundle in (whole, in_parts)] == [False, True]
     assert {part.size for part in in_parts.parts[:-1]} == {SMALLEST_PART * 4}
-    assert not (tmp_path / "elsewhere" / STAGE).exists()
+    assert not stage.exists()
 
 
 def test_wheels_are_the_locked_ones(release: Release, in_parts: Bundle) -> None:
@@ -69,14 +85,6 @@ def test_bill_of_materials_names_every_wheel(in_parts: Bundle) -> None:
         bill = json.load(archive.extractfile(f"{in_parts.manifest.name}/sbom.cdx.json"))  # type: ignore[arg-type]
     found = {part["name"]: part["hashes"][0]["content"] for part in bill["components"]}
     assert found == {wheel.name: wheel.sha256 for wheel in in_parts.manifest.wheels}
-
-
-@pytest.mark.environments
-def test_what_is_left_out_is_written_down(release: Release, tmp_path: Path) -> None:
-    made = release.make(tmp_path / "out", without=("Other_*",))
-    assert [package.name for package in made.manifest.left_out] == ["other-dep"]
-    assert "left_out other-dep\n" in (made.folder / "TARGET").read_text()
-    assert "other-dep" not in (made.folder / "requirements.txt").read_text()
 
 
 @pytest.mark.parametrize(
@@ -100,40 +108,19 @@ def test_packages_without_a_wheel_are_all_named(release: Release) -> None:
 
 
 @pytest.mark.environments
-def test_fetched_wheels_are_not_fetched_again(
-    release: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "out").mkdir()
-    assert release.make(tmp_path / "out").digest
-    stage = tmp_path / "out" / STAGE
-    stage.mkdir()
-    for wheel in release.engine.mirror.glob("*.whl"):
-        (stage / wheel.name).write_bytes(wheel.read_bytes())
-    run = wheels.Pip.run
-
-    def no_download(pip: wheels.Pip, verb: str, *rest: str) -> None:
-        assert verb != "download"
-        run(pip, verb, *rest)
-
-    monkeypatch.setattr(wheels.Pip, "run", no_download)
-    assert release.make(tmp_path / "out").digest
-
-
-@pytest.mark.environments
-def test_recipe_and_draft_travel(release: Release, tmp_path: Path) -> None:
-    draft = tmp_path / "my-draft"
-    draft.symlink_to(TINY_DRAFT)
+def test_recipe_and_draft_travel_and_what_stays_is_written_down(release: Release, tmp_path: Path) -> None:
     recipe = tmp_path / "mine.yaml"
     recipe.write_text(
         "id: mine\ntitle: Mine\ntarget: {id: owner/target, revision: main}\n"
         f"draft: {{path: {TINY_DRAFT}, kind: mha}}\nspec: {{algorithm: EAGLE3, steps: 3, topk: 1, draft_tokens: 4}}\n"
     )
-    made = release.make(tmp_path / "out", recipes=(str(recipe), "tiny"), models=(TINY_DRAFT,))
+    made = release.make(tmp_path / "out", recipes=(str(recipe), "tiny"), models=(TINY_DRAFT,), without=("Other_*",))
+    assert [package.name for package in made.manifest.left_out] == ["other-dep"]
+    assert "left_out other-dep\n" in (made.folder / "TARGET").read_text()
+    assert "other-dep" not in (made.folder / "requirements.txt").read_text()
     with tarfile.open(fileobj=io.BytesIO(content(made))) as archive:
         archive.extractall(tmp_path / "there", filter="data")
     there = tmp_path / "there" / made.manifest.name
-    from sglang_bw.recipes import lookup
-
     moved = lookup.find(str(there / "recipes/mine.yaml"))
     assert moved.draft is not None
     assert moved.draft.path is not None
