@@ -44,11 +44,17 @@ $(VENV)/.tool: pyproject.toml constraints.txt
 engine: tool
 	$(BIN)/sglang-bw install --device $(or $(DEVICE),auto)
 
+# For bundles: every file of each release has its hash there, so that one list does for all Pythons and machines.
+TOOL_LOCK := sglang_bw/bundle/tool.txt
+
 # The versions agree with the engine's lock, so that installing the engine replaces nothing of the tool.
 constraints: tool
 	sed -i '2,$$d' constraints.txt
 	$(BIN)/uv pip compile --quiet pyproject.toml --group dev --universal --python-version 3.11 --no-header --no-annotate \
 		--constraint patches/0.5.23/locks/cpu-3.11-x86_64.txt >> constraints.txt
+	sed -i '2,$$d' $(TOOL_LOCK)
+	$(BIN)/uv pip compile --quiet pyproject.toml --generate-hashes --only-binary :all: --python-version 3.11 --python-platform x86_64-manylinux_2_34 \
+		--no-header --no-annotate --constraint constraints.txt >> $(TOOL_LOCK)
 
 clean:
 	rm -rf $(VENV) .cache dist

@@ -382,3 +382,27 @@ class WatchError(BwError):
     """There is no server to watch at that address, or it answers like something else."""
 
     exit_code = 79
+
+
+class BundleError(BwError):
+    """A bundle cannot be made as asked: nothing of that name to leave out, a package without a wheel, an odd model."""
+
+    exit_code = 80
+
+
+class BundleDamagedError(BwError):
+    """A bundle is incomplete or damaged: a part or file is missing, too long, or not what its checksums say."""
+
+    exit_code = 81
+
+
+class BundleUnsafeError(BwError):
+    """An archive has a member that an unpacker could be tricked with: a path that leads out, a link, a device."""
+
+    exit_code = 82
+
+
+class BundleDigestError(BwError):
+    """A bundle is not the one that was expected."""
+
+    exit_code = 83

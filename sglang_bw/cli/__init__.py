@@ -31,6 +31,10 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
             "sglang_bw.cli.upgrade:upgrade",
             "Take an environment to another base, saying first what changes and how to return.",
         ),
+        "bundle": (
+            "sglang_bw.cli.bundle:bundle",
+            "Pack engine, dependencies and tool for a host without a network, or check such a bundle.",
+        ),
         "rebase": ("sglang_bw.cli.rebase:rebase", "Move the series to another SGLang release, forwards or back."),
     },
     "Launch": {

@@ -45,9 +45,20 @@ class _ConsoleReport:
             self._status.update(f"[dim]{escape(line[: err.width - 4])}[/dim]")
 
 
+class _NoReport:
+    def step(self, text: str) -> None:
+        pass
+
+    def detail(self, text: str) -> None:
+        pass
+
+
 @contextmanager
-def report_of() -> Iterator[Report]:
+def report_of(*, quiet: bool = False) -> Iterator[Report]:
     """Show the steps of an install, and what goes on within one."""
+    if quiet:
+        yield _NoReport()
+        return
     if not err.is_terminal:
         yield _ConsoleReport(None)
         return

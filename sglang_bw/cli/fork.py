@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,6 +13,7 @@ from sglang_bw.cli.console import out, print_json, steps
 from sglang_bw.cli.options import BASE, JSON, LOCAL, PATCHES, series_of
 
 if TYPE_CHECKING:
+    from sglang_bw.fork.build import BuiltWheel
     from sglang_bw.fork.series import Series
 
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 @BASE
 @click.option("--python", "python", help="Python of the wheel, for example 3.12 (default: this one).")
 @click.option("--platform", "machine", help="x86_64 or aarch64 (default: this machine).")
+@click.option("--all", "everything", is_flag=True, help="Every wheel of the release: all its Pythons and machines.")
 @click.option(
     "--wheel", type=click.Path(path_type=Path), help="Upstream's wheel as a file, for hosts without a network."
 )
@@ -31,6 +34,7 @@ def build(
     base: str | None,
     python: str | None,
     machine: str | None,
+    everything: bool,
     wheel: Path | None,
     folder: Path,
     dry_run: bool,
@@ -40,54 +44,83 @@ def build(
 ) -> None:
     """Build the patched SGLang wheel into dist/, and a simple index beside it."""
     from sglang_bw.fork import upstream
-    from sglang_bw.fork.build import build as run
-    from sglang_bw.fork.wheel import built_name
 
+    if everything and (python or machine or wheel):
+        raise click.UsageError("--all builds every wheel: leave out --python, --platform and --wheel")
     series = series_of(root, base)
-    python, machine = python or upstream.this_python(), machine or upstream.this_machine()
-    source = wheel.name if wheel else upstream.pick_wheel(series.pins, python, machine)
-    upstream.pinned_digest(series.pins, Path(source))
+    if everything:
+        sources = [Path(name) for name in sorted(series.pins.wheels)]
+    elif wheel:
+        sources = [wheel]
+    else:
+        here = python or upstream.this_python(), machine or upstream.this_machine()
+        sources = [Path(upstream.pick_wheel(series.pins, *here))]
+    for source in sources:
+        upstream.pinned_digest(series.pins, source)
     if dry_run:
-        version, patches = _planned(series, local)
-        name = built_name(source, version)
+        planned = _plans(series, sources, folder, local)
         if as_json:
-            print_json({"upstream": source, "patches": patches, "wheel": str(folder / name)})
-        else:
-            out.print(f"would build {folder / name}\nfrom {source} and {len(patches)} patches", markup=False)
+            print_json({"wheels": planned} if everything else planned[0])
+        for one in () if as_json else planned:
+            count = len(one["patches"])
+            out.print(f"would build {one['wheel']}\nfrom {one['upstream']} and {count} patches", markup=False)
         return
     started = time.monotonic()
     with steps(as_json) as progress:
-        built = run(
-            series.folder.parent,
-            series.base,
-            python=python,
-            machine=machine,
-            wheel=wheel,
-            local=local,
-            out=folder,
-            progress=progress,
-        )
+        built = [_build(series, source, source == wheel, folder, local, progress) for source in sources]
     if as_json:
-        print_json(
-            {
-                "wheel": str(built.path),
-                "version": built.version,
-                "digest": built.digest,
-                "index": str(built.index),
-                "patches": list(built.patches),
-                "left_out": list(built.left_out),
-            }
-        )
+        facts = [_facts(one) for one in built]
+        print_json({"wheels": facts} if everything else facts[0])
         return
-    out.print(f"built {built.path} in {time.monotonic() - started:.1f} s ({len(built.patches)} patches)", markup=False)
-    out.print(f"content digest {built.digest}", markup=False)
-    for path in built.left_out:
+    _show(built, time.monotonic() - started)
+
+
+def _build(
+    series: Series, source: Path, is_file: bool, folder: Path, local: Path | None, progress: Callable[[str], None]
+) -> BuiltWheel:
+    from sglang_bw.fork import upstream
+    from sglang_bw.fork.build import build as run
+
+    if not is_file:
+        progress(f"fetching {source}")
+        source = upstream.fetch(series.pins, source.name)
+    return run(series.folder.parent, series.base, wheel=source, local=local, out=folder, progress=progress)
+
+
+def _plans(series: Series, sources: list[Path], folder: Path, local: Path | None) -> list[dict[str, Any]]:
+    from sglang_bw.fork.wheel import built_name
+
+    version, patches = _planned(series, local)
+    return [
+        {"upstream": source.name, "patches": patches, "wheel": str(folder / built_name(source.name, version))}
+        for source in sources
+    ]
+
+
+def _facts(built: BuiltWheel) -> dict[str, Any]:
+    return {
+        "wheel": str(built.path),
+        "version": built.version,
+        "digest": built.digest,
+        "index": str(built.index),
+        "patches": list(built.patches),
+        "left_out": list(built.left_out),
+    }
+
+
+def _show(built: list[BuiltWheel], seconds: float) -> None:
+    for one in built:
+        out.print(f"built {one.path} ({len(one.patches)} patches)", markup=False)
+        out.print(f"content digest {one.digest}", markup=False)
+    out.print(f"in {seconds:.1f} s", markup=False)
+    last = built[-1]
+    for path in last.left_out:
         out.print(f"left out (no part of a wheel): {path}", markup=False)
     out.print("\ninstall it with one of", style="dim")
-    full = f'"sglang=={built.version}"'
+    full = f'"sglang=={last.version}"'
     out.print("  sglang-bw install", markup=False)
-    out.print(f"  pip install {full} --extra-index-url file://{built.index.resolve()}", markup=False)
-    out.print(f"  uv pip install --link-mode copy {full} --index file://{built.index.resolve()}", markup=False)
+    out.print(f"  pip install {full} --extra-index-url file://{last.index.resolve()}", markup=False)
+    out.print(f"  uv pip install --link-mode copy {full} --index file://{last.index.resolve()}", markup=False)
 
 
 def _planned(series: Series, local: Path | None) -> tuple[str, list[str]]:

@@ -15,7 +15,7 @@ import stat
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO, Literal
@@ -146,23 +146,27 @@ def _read(path: Path) -> bytes:
         raise BadWheelError(f"{path}: {error.strerror}", hint="name an sglang wheel with --wheel FILE") from None
 
 
-def _check_names(wheel: str, infos: list[zipfile.ZipInfo]) -> None:
-    """Refuse what an unpacker could be tricked with."""
+def entry_problems(infos: list[zipfile.ZipInfo]) -> Iterator[str]:
+    """Yield what an unpacker could be tricked with: paths that lead out, drives, links, devices, doubles."""
     seen: set[str] = set()
     for info in infos:
         pure = PurePosixPath(info.filename)
-        problem = ""
         if pure.is_absolute() or ".." in pure.parts or "\\" in info.filename or not pure.parts:
-            problem = "a path that leaves the directory"
+            yield f"{info.filename!r}: a path that leaves the directory"
         elif ":" in pure.parts[0]:
-            problem = "a drive letter"
+            yield f"{info.filename!r}: a drive letter"
         elif stat.S_ISLNK(info.external_attr >> 16):
-            problem = "a symbolic link"
+            yield f"{info.filename!r}: a symbolic link"
+        elif stat.S_IFMT(info.external_attr >> 16) not in (0, stat.S_IFREG, stat.S_IFDIR):
+            yield f"{info.filename!r}: no regular file"
         elif info.filename in seen:
-            problem = "a path that comes twice"
-        if problem:
-            raise BadWheelError(f"{wheel}: {info.filename!r}: {problem}", hint="do not use this file")
+            yield f"{info.filename!r}: a path that comes twice"
         seen.add(info.filename)
+
+
+def _check_names(wheel: str, infos: list[zipfile.ZipInfo]) -> None:
+    for problem in entry_problems(infos):
+        raise BadWheelError(f"{wheel}: {problem}", hint="do not use this file")
     if sum(info.file_size for info in infos) > _MAX_UNPACKED:
         raise BadWheelError(f"{wheel}: unpacks to more than {_MAX_UNPACKED >> 30} GiB", hint="do not use this file")
 
@@ -186,15 +190,23 @@ def repack(upstream: Wheel, changes: Mapping[str, bytes | None], version: str) -
     members[metadata] = Member(add_notice(set_version(members[metadata].data, upstream.version, version)))
     record = members.pop(f"{old}/RECORD", Member(b""))
     renamed = {_move(path, old, new): member for path, member in members.items()}
+    return built_name(upstream.name, version), write_zip(recorded(renamed, new, record.mode), upstream.date)
+
+
+def recorded(members: Mapping[str, Member], dist_info: str, mode: int = 0o644) -> list[tuple[str, Member]]:
+    """Return a wheel's files in the order of its archive, RECORD made and last.
+
+    :param dist_info: name of the metadata folder.
+    :param mode: permission bits of RECORD.
+    """
     # Python files first and the metadata directory last, as the format asks; sorted, so that order never differs.
-    ordered = sorted(renamed.items(), key=lambda item: (item[0].startswith(new + "/"), item[0]))
+    ordered = sorted(members.items(), key=lambda item: (item[0].startswith(dist_info + "/"), item[0]))
     lines = io.StringIO()
     writer = csv.writer(lines, lineterminator="\n")
     for path, member in ordered:
         writer.writerow((path, "sha256=" + _urlsafe(member.data), len(member.data)))
-    writer.writerow((f"{new}/RECORD", "", ""))
-    ordered.append((f"{new}/RECORD", Member(lines.getvalue().encode(), record.mode)))
-    return built_name(upstream.name, version), write_zip(ordered, upstream.date)
+    writer.writerow((f"{dist_info}/RECORD", "", ""))
+    return [*ordered, (f"{dist_info}/RECORD", Member(lines.getvalue().encode(), mode))]
 
 
 def built_name(upstream_name: str, version: str) -> str:

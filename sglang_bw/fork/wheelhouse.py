@@ -62,7 +62,11 @@ class PatchedWheel:
 
     def fits(self, environment: Environment) -> bool:
         """Whether the environment's Python and machine can load it."""
-        return _fits(self.path.name, environment)
+        return self.is_for(environment.python, environment.machine)
+
+    def is_for(self, python: str, machine: str) -> bool:
+        """Whether a Python (``3.12``) on a machine (``x86_64``) can load it."""
+        return _fits(self.path.name, python, machine)
 
     @cached_property
     def sha256(self) -> str:
@@ -77,11 +81,11 @@ class PatchedWheel:
         parse_wheel(self.path, self.path.read_bytes(), version=self.version)
 
 
-def _fits(name: str, environment: Environment) -> bool:
-    interpreter = "cp" + environment.python.replace(".", "")
+def _fits(name: str, python: str, machine: str) -> bool:
+    interpreter = "cp" + python.replace(".", "")
     for tag in parse_wheel_filename(name)[3]:
         python_fits = tag.interpreter in (interpreter, "py3")
-        if python_fits and (tag.platform == "any" or tag.platform.endswith("_" + environment.machine)):
+        if python_fits and (tag.platform == "any" or tag.platform.endswith("_" + machine)):
             return True
     return False
 
@@ -91,7 +95,12 @@ def find_wheel(folder: Path, environment: Environment, base: str, *, version: st
 
     :param version: take exactly this version; without it, the newest without local patches.
     """
-    found = list(_built(folder, environment, base))
+    return find_wheel_for(folder, environment.python, environment.machine, base, version=version)
+
+
+def find_wheel_for(folder: Path, python: str, machine: str, base: str, *, version: str | None) -> PatchedWheel | None:
+    """Return the patched wheel for a Python (``3.12``) on a machine (``x86_64``); see :func:`find_wheel`."""
+    found = list(_built(folder, python, machine, base))
     exact = [entry for entry in found if version and entry[0] == Version(version)]
     chosen = exact if version else [entry for entry in found if MARK not in str(entry[0])]
     return PatchedWheel.open(max(chosen)[1]) if chosen else None
@@ -99,7 +108,7 @@ def find_wheel(folder: Path, environment: Environment, base: str, *, version: st
 
 def find_local_wheel(folder: Path, environment: Environment, series: Series, local: LocalSeries) -> PatchedWheel | None:
     """Return the wheel in ``folder`` that holds exactly this series with these local patches, or ``None``."""
-    for version, path in _built(folder, environment, series.base):
+    for version, path in _built(folder, environment.python, environment.machine, series.base):
         if MARK in str(version):
             wheel = PatchedWheel.open(path)
             if local.is_in(wheel.local, series):
@@ -107,11 +116,11 @@ def find_local_wheel(folder: Path, environment: Environment, series: Series, loc
     return None
 
 
-def _built(folder: Path, environment: Environment, base: str) -> Iterator[tuple[Version, Path]]:
+def _built(folder: Path, python: str, machine: str, base: str) -> Iterator[tuple[Version, Path]]:
     for path in sorted(folder.glob("sglang-*.whl")):
         try:
             built = parse_wheel_filename(path.name)[1]
         except InvalidWheelFilename:
             continue
-        if built.public == base and (built.local or "").startswith("bw.") and _fits(path.name, environment):
+        if built.public == base and (built.local or "").startswith("bw.") and _fits(path.name, python, machine):
             yield built, path

@@ -116,6 +116,25 @@ def test_build_of_an_unknown_base_and_into_a_file(upstream: FakeUpstream, tmp_pa
     assert done.returncode == errors.OutputError.exit_code
 
 
+def test_build_of_every_wheel_of_a_release(upstream: FakeUpstream, tmp_path: Path) -> None:
+    other = upstream.wheel.with_name(f"sglang-{VERSION}-cp312-cp312-manylinux_2_34_aarch64.whl")
+    other.write_bytes(upstream.wheel.read_bytes())
+    pins = upstream.base / "upstream.toml"
+    line = next(line for line in pins.read_text().splitlines() if upstream.wheel.name in line)
+    pins.write_text(pins.read_text().replace(line, f"{line}\n{line.replace(upstream.wheel.name, other.name)}"))
+    environment = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(other.parent), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    arguments = ("--patches", upstream.root, "--out", tmp_path / "dist")
+    done = bw("build", "--all", "--json", *arguments, **environment)
+    assert done.returncode == 0, done.stderr
+    made = [Path(wheel["wheel"]) for wheel in json.loads(done.stdout)["wheels"]]
+    assert [path.name.split("-", 2)[2] for path in made] == [
+        "cp312-cp312-manylinux_2_34_aarch64.whl",
+        "py3-none-any.whl",
+    ]
+    assert all(path.is_file() for path in made)
+    assert bw("build", "--all", "--python", "3.12", *arguments).returncode == 2
+
+
 def test_unknown_command_and_option_are_usage_errors(upstream: FakeUpstream) -> None:
     assert bw("biuld").returncode == 2
     assert bw("build", "--pyhton", "3.12").returncode == 2
