@@ -24,7 +24,8 @@ ON_ONE_HOST = {
     "SGLANG_DISABLE_CUDNN_CHECK": "1",
     "HF_HUB_OFFLINE": "1",
 }
-ON_A_CPU = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1", "OMP_NUM_THREADS": "1"}
+# Two ranks on a CPU: cores for each, and no NCCL, which the engine would use wherever it finds the library.
+ON_A_CPU = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1", "OMP_NUM_THREADS": "1", "SGLANG_NCCL_SO_PATH": "none.so"}
 _TAIL = 1500
 _CAUSE = re.compile(r"^[\w.]*(?:Error|Exception|Disagree|assert)[\w.]*\b.*", re.MULTILINE)
 

@@ -21,11 +21,15 @@ TEXT = MLA_MOE | {
     "hidden_size": 1024, "num_hidden_layers": LAYERS, "num_attention_heads": 8, "num_key_value_heads": 8,
     "intermediate_size": 1024, "moe_intermediate_size": 512, "n_routed_experts": EXPERTS, "num_experts_per_tok": 4,
     "first_k_dense_replace": DENSE, "q_lora_rank": 512, "vocab_size": 1024, "max_position_embeddings": 4096,
-    "routed_scaling_factor": 1.0,
+    "routed_scaling_factor": 1.0, "rope_theta": 50000.0,
+    "rope_scaling": {
+        "type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024, "beta_fast": 1.0, "beta_slow": 1.0,
+        "mscale": 1.0, "mscale_all_dim": 1.0,
+    },
 }  # fmt: skip
 VISION = {
     "num_hidden_layers": 1, "hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 64, "mm_hidden_size": 64,
-    "init_pos_emb_height": 4, "init_pos_emb_width": 4, "text_hidden_size": TEXT["hidden_size"],
+    "vt_hidden_size": 64, "init_pos_emb_height": 4, "init_pos_emb_width": 4, "text_hidden_size": TEXT["hidden_size"],
 }  # fmt: skip
 DRAFT = {
     "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "num_hidden_layers": 1, "hidden_act": "silu",
