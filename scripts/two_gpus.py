@@ -81,8 +81,9 @@ def main() -> int:
     try:
         control.run(groups)
     finally:
-        for part in options.parts:  # one that was running
-            record.setdefault(part, read_part(scratch, part) or {"state": "not run"})
+        for part in options.parts:
+            if part not in record:  # this was interrupted
+                record[part] = read_part(scratch, part) | {"state": "failed", "reason": "interrupted"}
         write(options.output, record)
         pack(scratch, options.output.with_suffix(".logs.tar.gz"))
     report(record, options.parts)

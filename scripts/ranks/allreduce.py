@@ -36,7 +36,7 @@ def command(hidden: int, out: Path, device: str, tree: Path, rows: str, repetiti
     return [
         *(sys.executable, "-m", "sglang_bw", "probe", "allreduce", "--hidden", str(hidden), "--gpus", "2"),
         *("--rows", rows, "--repetitions", str(repetitions), "--device", device, "--engine-tree", str(tree)),
-        *("--timeout", "60", "--out", str(out), "--json", *chosen),
+        *("--timeout", "100", "--out", str(out), "--json", *chosen),
     ]
 
 

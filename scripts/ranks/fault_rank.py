@@ -1,11 +1,11 @@
 """One rank: the engine's own in-place all-reduce by torch symmetric memory, against torch.distributed; prints JSON.
 
-    fault_rank.py RANK WORLD PORT cuda|cpu
+    fault_rank.py RANK WORLD PORT cuda|cpu real|stand-in
 
 Real on a GPU: the groups, the symmetric buffer, the rendezvous, the two-shot kernel. The engine switches the
 communicator off where there is no multicast; a release without the switch for that is told that there is, which
-at two ranks selects no other kernel. On a CPU buffer and kernel are stood in for. The kernel package is stood in for
-everywhere: no other kernel runs, and no release's compiled package fits another's.
+at two ranks selects no other kernel. On a CPU buffer and kernel are stood in for. ``stand-in`` also takes the place of
+the compiled kernel package, for a release whose own is not installed: none of its kernels runs here.
 """
 
 from __future__ import annotations
@@ -55,9 +55,10 @@ class _Finder(MetaPathFinder, Loader):
         """Nothing to run."""
 
 
-def main(rank: int, world: int, port: str, device: str) -> None:
+def main(rank: int, world: int, port: str, device: str, package: str) -> None:
     """Reduce in every case and print what came of it."""
-    sys.meta_path.insert(0, _Finder())
+    if package == "stand-in":
+        sys.meta_path.insert(0, _Finder())
     os.environ[_SWITCH] = "1"
     os.environ["SGLANG_OPT_USE_INKLING_CUSTOM_AR"] = "0"
     import torch
@@ -158,4 +159,4 @@ def _ends(tensor: Any) -> list[float]:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])
+    main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:6])
