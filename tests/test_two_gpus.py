@@ -19,7 +19,7 @@ from tests.conftest import CHECKOUT
 sys.path.append(str(CHECKOUT / "scripts"))
 
 import two_gpus
-from ranks import allreduce, arms, decisions, faults, greedy, moe, policy, tp2
+from ranks import allreduce, arms, decisions, faults, greedy, moe, pair, policy, tp2
 from ranks.bench import Bench, environment, last_words, part_file, ranks, read_part
 from ranks.control import Control, Group, rows
 from record.servers import Record
@@ -260,8 +260,15 @@ def test_a_sum_is_right_when_every_rank_has_it() -> None:
     assert not faults.judge([{"cases": {"bf16 in place": {"error": "size"}}}] * 2)["right"]
 
 
+def test_real_weights_must_agree_but_for_ties() -> None:
+    assert pair.lossless({"first_differences": []})
+    assert pair.lossless({"first_differences": [{"engine_ulp": -1.0, "fp32_ulp": 5.0}]})
+    assert not pair.lossless({"first_differences": [{"fp32_ulp": 1.0}, {"engine_ulp": 2.0, "fp32_ulp": 0.0}]})
+    assert next(iter(pair.arms("cuda"))) == "plain"
+
+
 def test_lines_of_records_that_are_not_whole() -> None:
-    for part in (allreduce, faults, moe, policy, tp2):
+    for part in (allreduce, faults, moe, pair, policy, tp2):
         assert part.line({}) == ""
     assert "NOT the same" in policy.line({"agreement": {"long": decisions.compare({"rank0": ["launch,1,1"]}, 2)}})
 

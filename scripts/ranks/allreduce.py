@@ -70,4 +70,7 @@ def line(record: Record) -> str:
         checked = {row["backend"] for row in found["latencies"]}
         bad = [f"{row['backend']} {row['kind']}" for row in found["failures"]]
         said.append(f"hidden {hidden}: equal {', '.join(sorted(checked))}" + (f"; {', '.join(bad)}" if bad else ""))
+    links = record.get("pcie_ipc", {})
+    if reason := links.get("refusal") or links.get("failed"):
+        said.append(f"PCIe-IPC by itself: {reason}; its self-check: {links.get('self_check')}")
     return " | ".join(said)

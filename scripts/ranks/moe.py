@@ -46,7 +46,9 @@ def run(bench: Bench) -> None:
     draft = kimi.write_draft(bench.scratch / "kimi-draft")
     chosen = [arm for arm in found if arm.dtype in options.dtypes]
     for arm in chosen:
-        bench.start(arm.name, getattr(options, arm.tree), flags(bench, arm, models[arm.dtype], draft))
+        # The processor's code is copied there; servers that start beside each other would find half of it.
+        environ = {"HF_MODULES_CACHE": str(bench.scratch / "modules" / arm.name.replace(" ", "-"))}
+        bench.start(arm.name, getattr(options, arm.tree), flags(bench, arm, models[arm.dtype], draft), environ)
     record["arms"] = {}
     known: dict[str, list[Answer]] = {}
     for arm in chosen:  # plain ones come first
