@@ -43,8 +43,8 @@ from rich.console import Console
 from rich.table import Table
 
 # Seconds that a part is expected to take on two H200 with the defaults, and after which it is ended.
-EXPECTED = {"allreduce": 240, "faults": 40, "moe": 150, "pair": 120, "tp2": 230, "policy": 260}
-LIMITS = {"allreduce": 330, "faults": 130, "moe": 300, "pair": 260, "tp2": 330, "policy": 420}
+EXPECTED = {"allreduce": 330, "faults": 40, "moe": 150, "pair": 120, "tp2": 230, "policy": 260}
+LIMITS = {"allreduce": 420, "faults": 150, "moe": 360, "pair": 330, "tp2": 330, "policy": 420}
 GROUPS = (
     Group(["allreduce"]),
     Group(["faults"], alone=False),
@@ -113,7 +113,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
         "--limits", type=_limit, nargs="+", default={}, action=_Limits, metavar="PART=SECONDS", help="other time limits"
     )
     add("--limit", type=float, default=3600, metavar="SECONDS", help="of all parts together")
-    add("--start-limit", type=float, default=200, metavar="SECONDS", help="wait so long for servers")
+    add("--start-limit", type=float, default=240, metavar="SECONDS", help="wait so long for servers")
     add("--attention-backend", default="triton", help="of all servers on CUDA")
     add("--shape", choices=list(SHAPES), default="8b", help="of the random target of tp2 and policy")
     add("--tp", type=int, default=2, help="ranks of a server")
@@ -132,6 +132,9 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     part("--answer", type=int, default=64, help="tokens of such an answer")
     part = parser.add_argument_group("moe").add_argument
     part("--dtypes", nargs="+", choices=["bf16", "int4"], default=["bf16", "int4"])
+    part(
+        "--only", metavar="WORDS", help="the plain server and those whose name holds this, such as 'patched bf16 eplb'"
+    )
     part("--iterations", type=int, default=40, help="forward passes between two rebalances")
     part = parser.add_argument_group("policy").add_argument
     part("--lengths", type=float, nargs="+", default=[3.0, 1.5], help="simulated accept lengths")

@@ -44,7 +44,9 @@ def run(bench: Bench) -> None:
     found = arms([name for name, said in record["backends"].items() if said == "installed"], options.iterations)
     models = {dtype: kimi.write(bench.scratch / f"kimi-{dtype}", int4=dtype == "int4") for dtype in DTYPES}
     draft = kimi.write_draft(bench.scratch / "kimi-draft")
-    chosen = [arm for arm in found if arm.dtype in options.dtypes]
+    chosen = [
+        arm for arm in found if arm.dtype in options.dtypes and (not arm.draft or (options.only or "") in arm.name)
+    ]
     for arm in chosen:
         # The processor's code is copied there; servers that start beside each other would find half of it.
         environ = {"HF_MODULES_CACHE": str(bench.scratch / "modules" / arm.name.replace(" ", "-"))}
