@@ -9,7 +9,8 @@ that fails or hangs is recorded with its reason, ended, and the next goes on. NV
 - allreduce: every way of `sglang-bw probe allreduce` that needs no multicast, sums compared inside and outside of CUDA
   graphs; and what the engine says of PCIe-IPC on these boards.
 - faults: an in-place all-reduce by torch symmetric memory, on two real ranks, by 0.5.9 and 0.5.23, stock and patched.
-- moe: expert parallelism of a tiny Kimi-K2.5 in bf16 and INT4, with EPLB and an EAGLE-3 draft.
+- moe: expert parallelism of a tiny Kimi-K2.5 in bf16 and INT4 and of a tiny GLM-4.x, with EPLB and an
+  EAGLE-3 draft.
 - pair: the bundled pair, whose weights are real: greedy tokens of chain and tree against no speculation.
 - tp2: patched against stock, greedy tokens and tokens per second.
 - policy: the goodput policy's grid, and the ranks' decisions compared, also with one rank slowed.
@@ -131,7 +132,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     part("--prompts", type=int, default=8, help="compared for losslessness, also in moe")
     part("--answer", type=int, default=64, help="tokens of such an answer")
     part = parser.add_argument_group("moe").add_argument
-    part("--dtypes", nargs="+", choices=["bf16", "int4"], default=["bf16", "int4"])
+    part("--models", nargs="+", choices=["bf16", "int4", "glm"], default=["bf16", "int4", "glm"])
     part(
         "--only", metavar="WORDS", help="the plain server and those whose name holds this, such as 'patched bf16 eplb'"
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +113,10 @@ class Weights:
         yield f"{name}.weight_shape", torch.tensor([out, inner], dtype=torch.int32)
 
 
+Attention = Callable[[Weights, str], Iterator[tuple[str, Any]]]
+"""Yields the tensors of a layer's attention, whose name it gets."""
+
+
 def write(folder: Path, *, int4: bool) -> Path:
     """Write the target's checkpoint."""
     from safetensors.torch import save_file
@@ -147,6 +151,11 @@ def write_draft(folder: Path) -> Path:
 
 def target(weights: Weights, *, int4: bool) -> Iterator[tuple[str, Any]]:
     """Yield the text model's tensors by their names."""
+    return blocks(weights, _attention, int4=int4)
+
+
+def blocks(weights: Weights, attention: Attention, *, int4: bool) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors of a model of these sizes, whatever its attention."""
     import torch
 
     hidden, vocabulary = TEXT["hidden_size"], TEXT["vocab_size"]
@@ -157,7 +166,7 @@ def target(weights: Weights, *, int4: bool) -> Iterator[tuple[str, Any]]:
         name = f"model.layers.{layer}"
         for norm in ("input_layernorm", "post_attention_layernorm"):
             yield f"{name}.{norm}.weight", torch.ones(hidden, dtype=torch.bfloat16)
-        yield from _attention(weights, f"{name}.self_attn")
+        yield from attention(weights, f"{name}.self_attn")
         if layer < DENSE:
             yield from _mlp(weights, f"{name}.mlp", TEXT["intermediate_size"])
             continue

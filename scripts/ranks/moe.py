@@ -1,4 +1,7 @@
-"""Expert parallelism over two ranks: a tiny Kimi-K2.5 in bf16 and INT4, with EPLB and an EAGLE-3 draft on top."""
+"""Expert parallelism over two ranks: a tiny Kimi-K2.5 in bf16 and INT4, with EPLB and an EAGLE-3 draft on top.
+
+Beside it a tiny GLM-4.x, since stock moves the experts of Kimi-K2.5, but not of this one.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,20 @@ import importlib.util
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from record.servers import CHAIN, Answer, Record
 
-from . import greedy, kimi
+from . import glm, greedy, kimi
 from .bench import Bench, last_words
 
-DTYPES = ("bf16", "int4")
+MODELS: dict[str, Callable[[Path], Path]] = {
+    "bf16": lambda folder: kimi.write(folder, int4=False),
+    "int4": lambda folder: kimi.write(folder, int4=True),
+    "glm": glm.write,
+}
 # What a backend needs to be importable; the others of the engine are for other hardware.
 BACKENDS = {"none": "", "deepep": "deep_ep", "mooncake": "mooncake.ep", "nixl": "nixl_ep", "flashinfer": "flashinfer",
             "pplx": "pplx_kernels", "megamoe": "deep_gemm"}  # fmt: skip
@@ -32,7 +40,7 @@ class Arm:
 
     name: str
     tree: str
-    dtype: str
+    model: str
     draft: bool = False
     flags: Record = field(default_factory=dict)
 
@@ -42,15 +50,13 @@ def run(bench: Bench) -> None:
     options, record = bench.options, bench.record
     record["backends"] = {name: absent(module) or "installed" for name, module in BACKENDS.items()}
     found = arms([name for name, said in record["backends"].items() if said == "installed"], options.iterations)
-    models = {dtype: kimi.write(bench.scratch / f"kimi-{dtype}", int4=dtype == "int4") for dtype in DTYPES}
+    models = {name: write(bench.scratch / f"moe-{name}") for name, write in MODELS.items() if name in options.models}
     draft = kimi.write_draft(bench.scratch / "kimi-draft")
-    chosen = [
-        arm for arm in found if arm.dtype in options.dtypes and (not arm.draft or (options.only or "") in arm.name)
-    ]
+    chosen = [arm for arm in found if arm.model in models and (not arm.draft or (options.only or "") in arm.name)]
     for arm in chosen:
         # The processor's code is copied there; servers that start beside each other would find half of it.
         environ = {"HF_MODULES_CACHE": str(bench.scratch / "modules" / arm.name.replace(" ", "-"))}
-        bench.start(arm.name, getattr(options, arm.tree), flags(bench, arm, models[arm.dtype], draft), environ)
+        bench.start(arm.name, getattr(options, arm.tree), flags(bench, arm, models[arm.model], draft), environ)
     record["arms"] = {}
     known: dict[str, list[Answer]] = {}
     for arm in chosen:  # plain ones come first
@@ -63,15 +69,15 @@ def run(bench: Bench) -> None:
 
 def arms(backends: list[str], iterations: int) -> list[Arm]:
     """Return the servers, the plain ones first."""
-    eplb: Record = {
-        "enable-eplb": None,
-        "eplb-rebalance-num-iterations": iterations,
-        "ep-num-redundant-experts": 2,
-    }
-    found = [Arm(f"patched {dtype} plain", "patched", dtype) for dtype in DTYPES]
-    for dtype in DTYPES:
-        found += [Arm(f"patched {dtype} {name}", "patched", dtype, True, _a2a(name)) for name in backends]
-        found += [Arm(f"{tree} {dtype} eplb", tree, dtype, True, eplb) for tree in ("patched", "stock")]
+    eplb: Record = {"enable-eplb": None, "eplb-rebalance-num-iterations": iterations}
+    found = [Arm(f"patched {model} plain", "patched", model) for model in MODELS]
+    for model in MODELS:
+        # Stock's GLM has no slots for more experts, which is another fault than the one that shows here.
+        moved = eplb | ({} if model == "glm" else {"ep-num-redundant-experts": 2})
+        found += [
+            Arm(f"patched {model} {name}", "patched", model, True, _a2a(name)) for name in backends if model != "glm"
+        ]
+        found += [Arm(f"{tree} {model} eplb", tree, model, True, moved) for tree in ("patched", "stock")]
     return found
 
 
@@ -104,10 +110,10 @@ def _arm(bench: Bench, arm: Arm, known: dict[str, list[Answer]]) -> Record:
     try:
         bench.wait(arm.name)
         row["state"] = "did not serve"
-        if arm.dtype not in known:
-            known[arm.dtype] = greedy.reference(server, prompts)
+        if arm.model not in known:
+            known[arm.model] = greedy.reference(server, prompts)
         for name in ("first", "again"):
-            row[name] = greedy.compare(known[arm.dtype], greedy.ask(server, prompts, 4), prompts.vocabulary)
+            row[name] = greedy.compare(known[arm.model], greedy.ask(server, prompts, 4), prompts.vocabulary)
         row |= {"state": "served", "lossless": row["first"]["lossless"] and row["again"]["lossless"]}
     except Exception as error:  # a server that dies shows itself by whatever its client sees
         row["reason"] = last_words(server.log) or f"{type(error).__name__}: {error}"
