@@ -138,7 +138,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     )
     part("--iterations", type=int, default=40, help="forward passes between two rebalances")
     part = parser.add_argument_group("policy").add_argument
-    part("--lengths", type=float, nargs="+", default=[3.0, 1.5], help="simulated accept lengths")
+    part("--lengths", type=float, nargs="*", default=[3.0, 1.5], help="simulated; none: compare decisions only")
     part("--policy-batches", type=int, nargs="+", default=[1, 8, 32])
     part("--policy-tokens", type=int, default=256)
     part("--adapt", type=int, default=2, metavar="BLOCKS", help="of the policy before a point is measured")

@@ -202,17 +202,18 @@ print(json.dumps({"drawn": drawn, "fast": fast, "slow": slow, "steps": steps}))
 @pytest.mark.engine
 def test_what_is_injected_draws_alike_sleeps_and_writes_decisions(tmp_path: Path) -> None:
     inject = str(CHECKOUT / "scripts" / "record" / "inject")
-    found = []
+    started = []
     for seed in ("1", "2"):
-        folder = tmp_path / seed
-        folder.mkdir()
+        (tmp_path / seed).mkdir()
         control = tmp_path / f"{seed}.control"
         control.write_text("")
-        command = [sys.executable, "-c", _HOOKED, inject, str(control), str(folder), seed]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-        assert done.returncode == 0, done.stderr
-        found.append(json.loads(done.stdout))
-        lines = (folder / "rank0").read_text().splitlines()
+        command = [sys.executable, "-c", _HOOKED, inject, str(control), str(tmp_path / seed), seed]
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+    said = [process.communicate(timeout=100) for process in started]
+    assert [process.returncode for process in started] == [0, 0], said
+    found = [json.loads(out) for out, _ in said]
+    for seed in ("1", "2"):
+        lines = (tmp_path / seed / "rank0").read_text().splitlines()
         assert lines[:2] == ["launch,4,3", "launch,4,1"]
         assert lines[2].startswith("round,2,1,")
     assert found[0]["drawn"] == found[1]["drawn"]  # whatever else drew from the engine's numbers
@@ -293,11 +294,14 @@ def test_arms_differ_in_nothing_else(bench: Bench) -> None:
     assert {arms.flags(bench, name)["tp-size"] for name in ("off", "goodput")} == {2}
 
 
-def test_plain_servers_of_each_dtype_come_first() -> None:
-    found = moe.arms(["none"], 40)
-    assert [arm.name for arm in found[:2]] == ["patched bf16 plain", "patched int4 plain"]
-    assert not any(arm.draft for arm in found[:2])
-    assert {"stock int4 eplb", "patched bf16 eplb", "patched bf16 none"} <= {arm.name for arm in found}
+def test_plain_servers_of_each_model_come_first() -> None:
+    found = moe.arms(["none", "deepep"], 40)
+    assert [arm.name for arm in found[:3]] == ["patched bf16 plain", "patched int4 plain", "patched glm plain"]
+    assert [arm.draft for arm in found] == [False] * 3 + [True] * (len(found) - 3)
+    by_name = {arm.name: arm.flags for arm in found}
+    assert by_name["stock int4 eplb"] == by_name["patched int4 eplb"] != by_name["patched int4 none"]
+    assert by_name["patched bf16 deepep"] == {"moe-a2a-backend": "deepep"}
+    assert "ep-num-redundant-experts" not in by_name["stock glm eplb"]
 
 
 def test_a_backend_that_is_not_there_says_so() -> None:
@@ -328,3 +332,21 @@ def test_four_bits_are_what_the_engine_unpacks(tmp_path: Path) -> None:
     names = {name for name, _ in kimi.target(kimi.Weights(1), int4=True)}
     assert f"model.layers.{kimi.LAYERS - 1}.mlp.experts.{kimi.EXPERTS - 1}.down_proj.weight_packed" in names
     assert "model.layers.0.mlp.down_proj.weight" in names
+
+
+@pytest.mark.engine
+def test_checkpoints_are_those_of_their_classes(tmp_path: Path) -> None:
+    from ranks import glm, kimi
+    from safetensors import safe_open
+
+    for folder, architecture in (
+        (kimi.write(tmp_path / "kimi", int4=True), "KimiK25ForConditionalGeneration"),
+        (glm.write(tmp_path / "glm"), "Glm4MoeForCausalLM"),
+        (kimi.write_draft(tmp_path / "draft"), "LlamaForCausalLMEagle3"),
+    ):
+        config = json.loads((folder / "config.json").read_text())
+        assert config["architectures"] == [architecture]
+        text = config.get("text_config", config)
+        with safe_open(folder / "model.safetensors", "pt") as tensors:
+            heads = [name for name in tensors.keys() if name.endswith("lm_head.weight")]  # noqa: SIM118
+            assert tensors.get_slice(heads[0]).get_shape() == [text["vocab_size"], text["hidden_size"]]

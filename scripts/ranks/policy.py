@@ -20,7 +20,7 @@ SPECULATING = ["patched", "goodput"]
 def run(bench: Bench) -> None:
     """Measure the grid, then watch the ranks for a while, and again with one of them slowed."""
     options, record = bench.options, bench.record
-    arms.start(bench, "off", "patched", "goodput")
+    arms.start(bench, *(["off", "patched"] if options.lengths else []), "goodput")
     record["flags"] = arms.flags(bench, "goodput")
     record["server"] = bench.servers["goodput"].told()
     log = decisions.Log.of(arms.decisions(bench))
@@ -29,7 +29,7 @@ def run(bench: Bench) -> None:
     for length, batch in itertools.product(options.lengths, options.policy_batches):
         record["points"][f"{length} x {batch}"] = grid.point(length, batch)
         bench.keep()
-    record["agreement"] = {"grid": decisions.compare(log.new(), options.tp)}
+    record["agreement"] = {"grid": decisions.compare(log.new(), options.tp)} if options.lengths else {}
     for name, seconds, slow in (("long", options.seconds, 0.0), ("slowed", options.slow_seconds, options.slow_ms)):
         rounds = grid.watch(seconds, slow)
         record["agreement"][name] = decisions.compare(log.new(), options.tp) | {"slow_ms": slow} | rounds
