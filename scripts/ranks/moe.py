@@ -27,7 +27,7 @@ MODELS: dict[str, Callable[[Path], Path]] = {
 BACKENDS = {"none": "", "deepep": "deep_ep", "mooncake": "mooncake.ep", "nixl": "nixl_ep", "flashinfer": "flashinfer",
             "pplx": "pplx_kernels", "megamoe": "deep_gemm"}  # fmt: skip
 SPECULATIVE: Record = {"speculative-algorithm": "EAGLE3", **CHAIN}
-REBALANCED = re.compile(r"rebalance end")
+REBALANCED = re.compile(r"TP0\b.*rebalance end")
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def flags(bench: Bench, arm: Arm, model: Path, draft: Path) -> Record:
         # FlashInfer's fused all-reduce would use multicast; graphs of other sizes are not asked for here.
         common |= {
             "attention-backend": options.attention_backend, "enforce-disable-flashinfer-allreduce-fusion": None,
-            "disable-prefill-cuda-graph": None, "cuda-graph-max-bs-decode": 8,
+            "disable-prefill-cuda-graph": None, "cuda-graph-max-bs-decode": 8, "mm-attention-backend": "triton_attn",
         }  # fmt: skip
     drafting = SPECULATIVE | {"speculative-draft-model-path": str(draft)} if arm.draft else {}
     return common | drafting | arm.flags
