@@ -53,7 +53,12 @@ def flags(bench: Bench, name: str) -> Record:
 def control(
     bench: Bench, names: list[str], length: float, *, slow_ms: float = 0.0, slow_rank: int = 1, settle: bool = True
 ) -> None:
-    """Set the simulated accept length of idle servers and the sleep of one rank, and let every rank see it."""
+    """Set the simulated accept length of idle servers and the sleep of one rank, and let every rank see it.
+
+    The last round of a batch may still run when its answer is there; ranks must not learn the new length in it.
+    """
+    if settle:
+        time.sleep(SETTLE_S)
     for name in names:
         wanted = {"accept_length": length, "steps": -1, "slow_ms": slow_ms, "slow_rank": slow_rank}
         path = control_file(bench, name)
