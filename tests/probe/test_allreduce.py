@@ -134,8 +134,36 @@ def test_a_wrong_element_is_found() -> None:
     done = subprocess.run([sys.executable, "-c", _CHECK], capture_output=True, text=True, check=False, env=environ)
     assert done.returncode == 0, done.stderr
     counted, reference = done.stdout.splitlines()
-    assert counted == "0 5 [100, 200]"
+    assert counted == "0 5 [100, 200, 50]"
     assert "not the exact one in 3 of 3" in reference
+
+
+_SIZES = """
+import json, os, torch, torch.distributed as dist
+from sglang_bw.launch.probe.ranks.communicators import AbsentError, Ranks, Way, make
+from sglang_bw.launch.probe.ranks.main import _size
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+ranks = Ranks(0, 1, torch.device("cpu"), dist.group.WORLD, dist.group.WORLD, 0)
+right = make("torch", ranks)
+def small(tensor):
+    if tensor.shape[0] == 4:
+        raise AbsentError("not so large")
+    return right.reduce(tensor)
+told = []
+job = {"hidden": 8, "repetitions": 5, "graphs": False}
+for rows in (2, 4, 8):
+    _size(job, ranks, Way(small), right, rows, lambda event, **fields: told.append([event, rows, fields.get("reason")]))
+print(json.dumps([event for event in told if event[0] in ("size", "absent")]))
+"""
+
+
+@pytest.mark.engine
+def test_a_size_that_a_way_does_not_take_costs_no_other() -> None:
+    environ = {**os.environ, "PYTHONPATH": str(Path(sglang_bw.__file__).parent.parent)}
+    done = subprocess.run([sys.executable, "-c", _SIZES], capture_output=True, text=True, check=False, env=environ)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told == [["size", 2, None], ["absent", 4, "4 rows eagerly: not so large"], ["size", 8, None]]
 
 
 def test_dry_run_shows_every_way_and_its_environment() -> None:
@@ -146,6 +174,8 @@ def test_dry_run_shows_every_way_and_its_environment() -> None:
     assert told["backends"]["nccl-ll"]["NCCL_PROTO"] == "LL"
     assert told["backends"]["nccl-p2p-sys"]["NCCL_P2P_LEVEL"] == "SYS"
     assert told["backends"]["nccl-symm-mem"]["NCCL_CUMEM_ENABLE"] == "1"
+    # Without a server there is no configuration, which the communicator otherwise reads.
+    assert told["backends"]["torch-symm-mem-two-shot"]["SGLANG_OPT_USE_INKLING_CUSTOM_AR"] == "0"
     assert {"nccl", "custom", "pcie-ipc", "torch-symm-mem"} <= told["backends"].keys()
     assert told["rows"] == [1, 2, 4, 8, 16, 32, 64, 128, 256]
 

@@ -10,6 +10,8 @@ from sglang_bw.errors import ProbeError
 # What the engine sets for NCCL when nobody else does; with symmetric memory it is the other way round.
 _PLAIN = {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0"}
 _SYMMETRIC = {"NCCL_CUMEM_ENABLE": "1", "NCCL_NVLS_ENABLE": "1"}
+# Else the communicator asks a server's configuration how large a buffer one model family wants; there is no server.
+_TORCH_SYMMETRIC = {**_PLAIN, "SGLANG_OPT_USE_INKLING_CUSTOM_AR": "0"}
 # Names rather than numbers: the numbers' meaning has changed between NCCL releases.
 _LEVELS = ("LOC", "NVL", "PIX", "PXB", "PHB", "SYS")
 
@@ -41,11 +43,11 @@ CUDA: tuple[Variant, ...] = (
     Variant("custom", "custom", _PLAIN, "the engine's custom all-reduce"),
     Variant("pcie-ipc", "pcie-ipc", _PLAIN, "SGLANG_ENABLE_PCIE_IPC_ALLREDUCE=1"),
     Variant("nccl-symm-mem", "nccl-symm-mem", _SYMMETRIC, "--enable-symm-mem"),
-    Variant("torch-symm-mem", "torch-symm-mem", _PLAIN, "--enable-torch-symm-mem"),
+    Variant("torch-symm-mem", "torch-symm-mem", _TORCH_SYMMETRIC, "--enable-torch-symm-mem"),
     Variant(
         "torch-symm-mem-two-shot",
         "torch-symm-mem",
-        {**_PLAIN, "SGLANG_TORCH_SYMM_MEM_TWO_SHOT_WITHOUT_MULTICAST": "1"},
+        {**_TORCH_SYMMETRIC, "SGLANG_TORCH_SYMM_MEM_TWO_SHOT_WITHOUT_MULTICAST": "1"},
         "--enable-torch-symm-mem without multicast; can hang over PCIe",
     ),
 )

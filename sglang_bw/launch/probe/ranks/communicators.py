@@ -114,6 +114,8 @@ def _custom(ranks: Ranks) -> Way:
         raise AbsentError("the engine's custom all-reduce refuses these GPUs (more than two without NVLink)")
 
     def reduce(tensor: Any) -> Any:
+        if not made.should_custom_ar(tensor):
+            raise AbsentError("the engine leaves messages of this size to NCCL")
         return _served(made.custom_all_reduce(tensor))
 
     return Way(reduce, made.capture)

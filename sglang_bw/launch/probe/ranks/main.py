@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -96,16 +97,31 @@ def _size(job: dict[str, Any], ranks: Ranks, way: Way, reference: Way, rows: int
         def done(number: int, about: dict[str, Any] = about) -> None:
             tell("checked", **about, repetitions=number)
 
-        if graph:
-            with measure.captured(way, shape, ranks.device, 1) as parts:
-                wrong = check.wrong(measure.replayed(*parts), repetitions, done)
-        else:
-            wrong = check.wrong(way.reduce, repetitions, done)
+        try:
+            wrong = _wrong(way, check, shape, repetitions, done, graph=graph)
+        except AbsentError as error:  # on every rank, and perhaps of this size only
+            tell("absent", reason=f"{rows} rows {'in a CUDA graph' if graph else 'eagerly'}: {error}")
+            continue
         if wrong:
             tell("wrong", **about, wrong=wrong, repetitions=repetitions)
             continue
         median, high = _timed(ranks, way, shape, graph=graph)
         tell("size", **about, microseconds=median * 1e6, microseconds_p90=high * 1e6, repetitions=repetitions)
+
+
+def _wrong(
+    way: Way,
+    check: measure.Check,
+    shape: tuple[int, int],
+    repetitions: int,
+    done: Callable[[int], None],
+    *,
+    graph: bool,
+) -> int:
+    if not graph:
+        return check.wrong(way.reduce, repetitions, done)
+    with measure.captured(way, shape, check.ranks.device, 1) as parts:
+        return check.wrong(measure.replayed(*parts), repetitions, done)
 
 
 def _timed(ranks: Ranks, way: Way, shape: tuple[int, int], *, graph: bool) -> tuple[float, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,8 @@ WARM_UP = 5
 # Whole numbers this small add up exactly in bf16 over 16 ranks, in any order.
 _LARGEST = 8
 _AT_ONCE = 100
+# Of all ranks' numbers at once: a quarter of a gibibyte before they are rounded to bf16.
+_ELEMENTS = 1 << 26
 
 Runner = Callable[[Any], Any]
 
@@ -42,29 +45,37 @@ class Check:
         import torch.distributed as dist
 
         bad = torch.zeros(2, dtype=torch.int64, device=self.ranks.device)
-        for number in range(repetitions):
-            inputs = [self._numbers(number * self.ranks.world + rank) for rank in range(self.ranks.world)]
-            exact = torch.stack(inputs).float().sum(0).to(torch.bfloat16)
+        at_once = self._at_once()
+        for done in range(0, repetitions, at_once):
+            inputs = self._numbers(done, min(at_once, repetitions - done))
+            exact = inputs.float().sum(0).to(torch.bfloat16)
             own = inputs[self.ranks.rank]
-            known = self.reference.reduce(own.clone())
-            found = reduce(own.clone())
-            bad[0] += (found != known).any()
-            bad[1] += (known != exact).any()
-            if number % _AT_ONCE == _AT_ONCE - 1:
-                self._wait()
-                tell(number + 1)
+            known, found = own.clone(), torch.empty_like(own)
+            for number in range(len(own)):
+                known[number] = self.reference.reduce(known[number])
+                found[number] = reduce(own[number].clone())
+            bad[0] += (found != known).flatten(1).any(1).sum()
+            bad[1] += (known != exact).flatten(1).any(1).sum()
+            self._wait()
+            tell(done + len(own))
         counts = bad.cpu()
         dist.all_reduce(counts, op=dist.ReduceOp.MAX, group=self.ranks.host_group)
         if counts[1]:
             raise RuntimeError(f"the reference's sum was not the exact one in {int(counts[1])} of {repetitions}")
         return int(counts[0])
 
-    def _numbers(self, seed: int) -> Any:
+    def _at_once(self) -> int:
+        """Return how many repetitions are drawn and compared together, so that neither costs more than the sums."""
+        return max(1, min(_AT_ONCE, _ELEMENTS // (self.ranks.world * math.prod(self.shape))))
+
+    def _numbers(self, seed: int, count: int) -> Any:
+        """Return whole numbers of all ranks; shape (world, count, rows, hidden), the same on every rank."""
         import torch
 
         self.dice.manual_seed(seed)
+        shape = (self.ranks.world, count, *self.shape)
         whole = torch.randint(
-            -_LARGEST, _LARGEST + 1, self.shape, generator=self.dice, device=self.ranks.device, dtype=torch.int32
+            -_LARGEST, _LARGEST + 1, shape, generator=self.dice, device=self.ranks.device, dtype=torch.int32
         )
         return whole.to(torch.bfloat16)
 

@@ -1,0 +1,1 @@
+"""The parts of two_gpus.py."""

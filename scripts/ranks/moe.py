@@ -1,0 +1,148 @@
+"""Expert parallelism over two ranks: a tiny Kimi-K2.5 in bf16 and INT4, with EPLB and an EAGLE-3 draft on top.
+
+Beside it a tiny GLM-4.x, since stock moves the experts of Kimi-K2.5, but not of this one.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from record.servers import CHAIN, Answer, Record
+
+from . import glm, greedy, kimi
+from .bench import Bench, last_words
+
+MODELS: dict[str, Callable[[Path], Path]] = {
+    "bf16": lambda folder: kimi.write(folder, int4=False),
+    "int4": lambda folder: kimi.write(folder, int4=True),
+    "glm": glm.write,
+}
+# What a backend needs to be importable; the others of the engine are for other hardware.
+BACKENDS = {"none": "", "deepep": "deep_ep", "mooncake": "mooncake.ep", "nixl": "nixl_ep", "flashinfer": "flashinfer",
+            "pplx": "pplx_kernels", "megamoe": "deep_gemm"}  # fmt: skip
+SPECULATIVE: Record = {"speculative-algorithm": "EAGLE3", **CHAIN}
+REBALANCED = re.compile(r"TP0\b.*rebalance end")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One server.
+
+    :ivar tree: ``stock`` or ``patched``.
+    :ivar flags: over the common ones.
+    """
+
+    name: str
+    tree: str
+    model: str
+    draft: bool = False
+    flags: Record = field(default_factory=dict)
+
+
+def run(bench: Bench) -> None:
+    """Start all servers beside each other, ask each, and compare with the plain one of its weights."""
+    options, record = bench.options, bench.record
+    record["backends"] = {name: absent(module) or "installed" for name, module in BACKENDS.items()}
+    found = arms([name for name, said in record["backends"].items() if said == "installed"], options.iterations)
+    models = {name: write(bench.scratch / f"moe-{name}") for name, write in MODELS.items() if name in options.models}
+    draft = kimi.write_draft(bench.scratch / "kimi-draft")
+    chosen = [arm for arm in found if arm.model in models and (not arm.draft or (options.only or "") in arm.name)]
+    for arm in chosen:
+        # The processor's code is copied there; servers that start beside each other would find half of it.
+        environ = {"HF_MODULES_CACHE": str(bench.scratch / "modules" / arm.name.replace(" ", "-"))}
+        bench.start(arm.name, getattr(options, arm.tree), flags(bench, arm, models[arm.model], draft), environ)
+    record["arms"] = {}
+    known: dict[str, list[Answer]] = {}
+    for arm in chosen:  # plain ones come first
+        record["arms"][arm.name] = _arm(bench, arm, known)
+        bench.keep()
+    lost = [name for name, row in record["arms"].items() if not row["lossless"] and not name.startswith("stock")]
+    if lost:
+        raise RuntimeError(f"patched, and failed or with other tokens: {', '.join(lost)}")
+
+
+def arms(backends: list[str], iterations: int) -> list[Arm]:
+    """Return the servers, the plain ones first."""
+    eplb: Record = {"enable-eplb": None, "eplb-rebalance-num-iterations": iterations}
+    found = [Arm(f"patched {model} plain", "patched", model) for model in MODELS]
+    for model in MODELS:
+        # Stock's GLM has no slots for more experts, which is another fault than the one that shows here.
+        moved = eplb | ({} if model == "glm" else {"ep-num-redundant-experts": 2})
+        found += [
+            Arm(f"patched {model} {name}", "patched", model, True, _a2a(name)) for name in backends if model != "glm"
+        ]
+        found += [Arm(f"{tree} {model} eplb", tree, model, True, moved) for tree in ("patched", "stock")]
+    return found
+
+
+def _a2a(name: str) -> Record:
+    return {} if name == "none" else {"moe-a2a-backend": name}
+
+
+def flags(bench: Bench, arm: Arm, model: Path, draft: Path) -> Record:
+    """Return a server's flags."""
+    options = bench.options
+    common: Record = {
+        "model-path": str(model), "trust-remote-code": None, "skip-tokenizer-init": None, "dtype": "bfloat16",
+        "device": options.device, "tp-size": options.tp, "ep-size": options.tp, "max-total-tokens": 8192,
+        "max-running-requests": 8, "mem-fraction-static": 0.8, "random-seed": 1, "chunked-prefill-size": 1024,
+    }  # fmt: skip
+    if options.device == "cuda":
+        # FlashInfer's fused all-reduce would use multicast; graphs of other sizes are not asked for here.
+        common |= {
+            "attention-backend": options.attention_backend, "enforce-disable-flashinfer-allreduce-fusion": None,
+            "disable-prefill-cuda-graph": None, "cuda-graph-max-bs-decode": 8, "mm-attention-backend": "triton_attn",
+        }  # fmt: skip
+    drafting = SPECULATIVE | {"speculative-draft-model-path": str(draft)} if arm.draft else {}
+    return common | drafting | arm.flags
+
+
+def _arm(bench: Bench, arm: Arm, known: dict[str, list[Answer]]) -> Record:
+    """Wait for a server, ask it twice (a rebalance comes between), and say how it went."""
+    server, prompts = bench.servers[arm.name], greedy.Prompts(8, bench.options.answer, kimi.TEXT["vocab_size"])
+    row: Record = {"state": "did not start", "lossless": False}
+    try:
+        bench.wait(arm.name)
+        row["state"] = "did not serve"
+        if arm.model not in known:
+            known[arm.model] = greedy.reference(server, prompts)
+        for name in ("first", "again"):
+            row[name] = greedy.compare(known[arm.model], greedy.ask(server, prompts, 4), prompts.vocabulary)
+        row |= {"state": "served", "lossless": row["first"]["lossless"] and row["again"]["lossless"]}
+    except Exception as error:  # a server that dies shows itself by whatever its client sees
+        row["reason"] = last_words(server.log) or f"{type(error).__name__}: {error}"
+    log = server.log.read_text(errors="replace")
+    row["rebalances"] = len(REBALANCED.findall(log))
+    row["ready_s"] = server.ready_s
+    if "eplb" in arm.name and row["state"] == "served" and not row["rebalances"]:
+        row |= {"lossless": False, "reason": "no rebalance happened"}
+    return row
+
+
+def absent(module: str) -> str:
+    """Return why a module cannot be imported, or nothing; a child tries, since an import can end a process."""
+    if not module:
+        return ""
+    try:
+        if importlib.util.find_spec(module.partition(".")[0]) is None:
+            return "not installed"
+    except (ImportError, ValueError) as error:
+        return f"not installed: {error}"
+    done = subprocess.run([sys.executable, "-c", f"import {module}"], capture_output=True, text=True, check=False)
+    return "" if done.returncode == 0 else f"cannot be imported: {done.stderr.strip().splitlines()[-1:]}"
+
+
+def line(record: Record) -> str:
+    """Return what was found in one line."""
+    said = []
+    for name, row in record.get("arms", {}).items():
+        moved = f", {row['rebalances']} rebalances" if row["rebalances"] else ""
+        tokens = greedy.said(row["again"]) if "again" in row else str(row.get("reason", ""))[:80]
+        said.append(f"{name}: {row['state']}, {tokens}{moved}")
+    return "; ".join(said)
