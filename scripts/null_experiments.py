@@ -30,7 +30,8 @@ from rich.console import Console
 from rich.table import Table
 
 from sglang_bw.errors import UnreadableRunError
-from sglang_bw.ledger.record import Ratio, read
+from sglang_bw.ledger.record import Ratio
+from sglang_bw.ledger.runfile import read
 
 LEAST_SHARE = 17 / 20
 MOST_HALF_WIDTH = 0.05

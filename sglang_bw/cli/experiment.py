@@ -22,9 +22,11 @@ from sglang_bw.errors import InvalidRunError
 from sglang_bw.experiment import ab as experiment
 from sglang_bw.experiment import arm as arms
 from sglang_bw.experiment import prompts as prompt_sets
-from sglang_bw.experiment.ab import Experiment, Pair, Settings
+from sglang_bw.experiment.ab import Experiment
 from sglang_bw.experiment.arm import Arm, ArmPlan, Name
 from sglang_bw.experiment.client import Sampling
+from sglang_bw.experiment.pair import Pair
+from sglang_bw.experiment.settings import Settings
 from sglang_bw.experiment.verdict import Limits
 from sglang_bw.host import nvml
 from sglang_bw.launch import command as commands
@@ -34,7 +36,8 @@ from sglang_bw.launch import selection, weights
 from sglang_bw.launch import server as servers
 from sglang_bw.launch.command import Command
 from sglang_bw.launch.engine import Engine
-from sglang_bw.ledger.record import RunFile, RunRecord, read
+from sglang_bw.ledger.record import RunRecord
+from sglang_bw.ledger.runfile import RunFile, read
 from sglang_bw.recipes import flags
 from sglang_bw.recipes.flags import Flags
 from sglang_bw.recipes.schema import Device, Recipe

@@ -168,9 +168,9 @@ def _device(wish: str) -> Device:
 def _search(recipe: Recipe, launcher: _Launcher, space: Space, options: dict[str, Any]) -> int:
     from sglang_bw.experiment import prompts, tuned
     from sglang_bw.experiment import tune as tuning
-    from sglang_bw.experiment.ab import Settings
     from sglang_bw.experiment.bench import ServerBench
     from sglang_bw.experiment.client import Sampling
+    from sglang_bw.experiment.settings import Settings
     from sglang_bw.experiment.verdict import Limits
     from sglang_bw.host import fingerprint
 

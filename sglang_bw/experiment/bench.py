@@ -10,16 +10,19 @@ from sglang_bw.errors import BwError, EngineStartError
 from sglang_bw.experiment import ab, tune
 from sglang_bw.experiment import arm as arms
 from sglang_bw.experiment import space as spaces
-from sglang_bw.experiment.ab import Pair, Settings, Watcher
+from sglang_bw.experiment.ab import Watcher
 from sglang_bw.experiment.arm import Arm, ArmPlan, Name, OnStart
+from sglang_bw.experiment.pair import Pair
+from sglang_bw.experiment.settings import Settings
 from sglang_bw.experiment.space import Choice
 from sglang_bw.launch.command import Command
 from sglang_bw.launch.engine import Engine
 from sglang_bw.launch.journal import Attempt
-from sglang_bw.ledger import record
+from sglang_bw.ledger import runfile
 from sglang_bw.ledger.entry import Entry, of_run
 from sglang_bw.ledger.failure import FailureClass, classify
-from sglang_bw.ledger.record import Host, Ratio, RunFile, RunRecord
+from sglang_bw.ledger.record import Host, Ratio, RunRecord
+from sglang_bw.ledger.runfile import RunFile
 from sglang_bw.ledger.store import Ledger
 
 
@@ -136,7 +139,7 @@ class ServerBench:
             return None, self._failed(attempt, error, path)
         finally:
             pair.close()
-        run = record.read(path)
+        run = runfile.read(path)
         return run, of_run(run, artefacts=(str(path),)).model_copy(update={"launch": attempt.launch})
 
     def close(self) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from sglang_bw.ledger.record import RunRecord, read
+from sglang_bw.ledger.record import RunRecord
+from sglang_bw.ledger.runfile import read
 from tests.conftest import CHECKOUT, EngineTrees
 from tests.engine.conftest import RunningServer, _serving, tool_environment
 from tests.launch.serving import free_port

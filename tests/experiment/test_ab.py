@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
-from sglang_bw.ledger.record import RunRecord, read
+from sglang_bw.ledger.record import RunRecord
+from sglang_bw.ledger.report.policy import switches
+from sglang_bw.ledger.runfile import read
 from tests.experiment.conftest import StartMock
 from tests.launch.serving import until
 
@@ -81,6 +83,17 @@ def test_speculation_is_told_with_its_histogram_and_its_cost(mock: StartMock, re
     assert ratio.b.goodput
     assert run.difference["speculative_algorithm"] == (None, "EAGLE3")
     assert run.arms[1].speculation == "EAGLE3, 3 steps, topk 1, 4 draft tokens"
+
+
+def test_memory_and_the_switches_of_a_policy_are_recorded(mock: StartMock, record: Path) -> None:
+    run = compare(record, mock(), mock(speculative=True, adapts=True))
+    assert run.arms[1].memory == {"weights": 1.5, "KV cache": 0.25, "graphs": 0.75, "free": 9.0}
+    assert not any(block.policy for block in run.blocks if block.arm == "A")
+    assert all(block.policy for block in run.blocks if block.arm == "B")
+    found = switches(run)
+    assert sum(one.count for one in found) == 4  # 26 requests, the warm-up's two among them
+    assert {(one.before, one.after) for one in found} <= {(1, 3), (3, 1)}
+    assert found[0].reason == "batch 1: pays"
 
 
 def test_a_planted_difference_is_shown(mock: StartMock, record: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sglang_bw.ledger.record import ArmNumbers, ArmRecord, Outcome, RunRecord
+from sglang_bw.ledger.report import policy
 
 Cells = tuple[str, ...]
 
@@ -78,6 +79,15 @@ def versions(run: RunRecord) -> Table:
     gpus = ", ".join(host.gpus) or "no GPU"
     machine = f"{host.fingerprint}: {host.cpu}, {host.cores} cores, {host.memory_gib:.0f} GiB, {gpus}"
     return Table(("", "A", "B"), (*rows, ("machine", machine, f"driver {host.driver or '-'}"), ("tool", run.tool, "")))
+
+
+def switches(run: RunRecord) -> Table | None:
+    """Return when adaptive policies changed their draft steps, and why; ``None`` when they did not."""
+    rows = tuple(
+        (f"{one.at_s:.1f}", one.arm, f"{one.before} to {one.after}", str(one.count), one.reason)
+        for one in policy.switches(run)
+    )
+    return Table(("seconds", "arm", "draft steps", "switches", "the policy says"), rows) if rows else None
 
 
 def number(value: float | None, digits: int) -> str:
