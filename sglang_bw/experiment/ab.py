@@ -72,6 +72,9 @@ class Experiment:
         return self._end(None, None)
 
     def _rounds(self) -> None:
+        if self.pair.together:  # their start is no part of the budget
+            for name in _order(0):
+                self._enter(name)
         began = time.monotonic()
         number, ratios = 0, []
         while True:

@@ -43,23 +43,14 @@ class KeptPair(Pair):
         self._met: set[Name] = set()
         self.starting: Name | None = None
 
-    def start_both(self) -> None:
-        """Start what does not run yet, where both fit: the time that it takes is no part of a trial's budget."""
-        for name in ("A", "B") if self.together else ():
-            self._known(name)
-
     def use(self, name: Name) -> tuple[Arm, bool]:
         """Return an arm that runs, and whether this trial has not seen it yet."""
-        arm, is_new = self._known(name)
+        self.starting = name  # stays so when the start fails
+        arm, is_new = super().use(name)
+        self.starting = None
         is_new = is_new or name not in self._met
         self._met.add(name)
         return arm, is_new
-
-    def _known(self, name: Name) -> tuple[Arm, bool]:
-        self.starting = name  # stays so when the start fails
-        found = super().use(name)
-        self.starting = None
-        return found
 
     def close(self) -> None:
         """Stop what runs, but for a baseline that can stay."""
@@ -128,7 +119,6 @@ class ServerBench:
         path = self.folder / f"{head.id}.jsonl"
         pair = KeptPair(plans, self._start, together=self.together, kept=self.kept)
         try:
-            pair.start_both()
             trial = tune.Trial(head, pair, self.settings, RunFile(path), self.watcher)
             trial.is_decided = is_decided
             trial.run()

@@ -13,9 +13,17 @@ from typing import Any
 
 import pytest
 
+from sglang_bw.experiment import ab as experiment
+from sglang_bw.experiment import arm as arms
+from sglang_bw.experiment import prompts as prompt_sets
+from sglang_bw.experiment.ab import Experiment
+from sglang_bw.experiment.arm import Arm, ArmPlan
+from sglang_bw.experiment.client import Sampling
+from sglang_bw.experiment.pair import Pair
+from sglang_bw.experiment.settings import Settings
 from sglang_bw.ledger.record import RunRecord
 from sglang_bw.ledger.report.policy import switches
-from sglang_bw.ledger.runfile import read
+from sglang_bw.ledger.runfile import RunFile, read
 from tests.experiment.conftest import StartMock
 from tests.launch.serving import until
 
@@ -148,6 +156,28 @@ def test_the_budget_ends_a_run(mock: StartMock, record: Path) -> None:
     arguments = ["--prompts", "tiny", "--count", "4", "--max-tokens", "8", "--within", "0.0001", "--budget", "3s"]
     run_ab(record, "--url", mock(token_s=0.01), "--url", mock(token_s=0.01), *arguments)
     assert any("the budget ended" in warning for warning in outcome(read(record)).warnings)
+
+
+def test_the_start_of_both_arms_is_no_part_of_the_budget(mock: StartMock, record: Path) -> None:
+    plans = ArmPlan("A", "a", mock(token_s=0.001)), ArmPlan("B", "b", mock(token_s=0.001))
+
+    def slowly(plan: ArmPlan) -> Arm:
+        time.sleep(1.5)
+        return Arm(plan, None)
+
+    prompts = prompt_sets.load("tiny").first(2)
+    settings = Settings(prompts, Sampling(max_tokens=4), budget_s=1.0, within=1e-6)
+    head = experiment.head(plans, (arms.planned(plans[0], None), arms.planned(plans[1], None)), settings, recipe=None)
+    Experiment(head, Pair(plans, slowly, together=True), settings, RunFile(record), Silent()).run()
+    assert len(read(record).blocks) > 4
+
+
+class Silent:
+    def block(self, name: str, round_number: int, concurrency: int, total: int) -> None: ...
+
+    def answered(self, count: int) -> None: ...
+
+    def round_over(self, rounds: int, ratios: Any) -> None: ...
 
 
 @pytest.mark.parametrize(

@@ -22,12 +22,17 @@ from sglang_bw.ledger.report.policy import switches
 from sglang_bw.ledger.runfile import read
 from tests.ledger.runs import HOSTILE, SCRIPT, run
 
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+_NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+CHROMIUM = next(filter(None, map(shutil.which, _NAMES)), None)
+DRIVER = shutil.which("chromedriver")
 SWITCHES = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 )  # fmt: skip
-needs_browser = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="chromium and chromedriver are not installed")
+HOW = "apt-get install chromium chromium-driver on Debian; elsewhere Chrome for Testing and its chromedriver, on PATH"
+needs_browser = pytest.mark.skipif(
+    not (CHROMIUM and DRIVER), reason=f"needs chromium and chromedriver, which the Makefile does not install ({HOW})"
+)
 CONTRAST = """
 const luminance = ([r, g, b]) => {
   const f = c => { c /= 255; return c <= .03928 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4; };
