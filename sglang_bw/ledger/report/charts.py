@@ -197,7 +197,12 @@ def timeline(run: RunRecord) -> Spec | None:
                 "x": {"field": "s", **x},
                 "y": {"field": "tok/s", "type": "quantitative", "title": "output tok/s"},
                 "color": _arm(),
-                "shape": {"field": "concurrency", "type": "nominal"},
+                "shape": {
+                    "field": "concurrency",
+                    "type": "nominal",
+                    "sort": None,
+                    "legend": {"symbolFillColor": "var(--ink)", "symbolStrokeColor": "var(--ink)"},
+                },
             },
         }
     ]

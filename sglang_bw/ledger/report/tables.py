@@ -11,6 +11,7 @@ from sglang_bw.ledger.record import ArmNumbers, ArmRecord, Outcome, RunRecord
 from sglang_bw.ledger.report import policy
 
 Cells = tuple[str, ...]
+_APART = "\N{NO-BREAK SPACE}/\N{NO-BREAK SPACE}"
 
 
 @dataclass(frozen=True)
@@ -39,14 +40,14 @@ def _arm_numbers(arm: ArmNumbers) -> Cells:
     gpu = arm.gpu
     return (
         f"{arm.tok_s:.1f}",
-        *(" / ".join(f"{value:.4g}" for value in times) for times in (arm.ttft_s, arm.tpot_s, arm.itl_s, arm.e2e_s)),
+        *(_APART.join(f"{value:.4g}" for value in times) for times in (arm.ttft_s, arm.tpot_s, arm.itl_s, arm.e2e_s)),
         number(arm.goodput, 3),
         number(arm.accept_length, 3),
         percent(arm.kv_use),
         percent(arm.graph_share),
         mean(gpu.clock_mhz if gpu else ()),
         mean(gpu.power_w if gpu else ()),
-        f"{mean(gpu.pcie_rx_mb_s)} / {mean(gpu.pcie_tx_mb_s)}" if gpu else "-",
+        f"{mean(gpu.pcie_rx_mb_s)}{_APART}{mean(gpu.pcie_tx_mb_s)}" if gpu else "-",
     )
 
 
