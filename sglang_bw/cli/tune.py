@@ -13,7 +13,7 @@ import platformdirs
 from sglang_bw.cli.console import err
 from sglang_bw.cli.interrupt import end_like_ctrl_c
 from sglang_bw.cli.options import ALLOW_STOCK, DEVICE, ENGINE_PYTHON, ENGINE_TREE
-from sglang_bw.cli.types import Duration, Numbers
+from sglang_bw.cli.types import Duration, Numbers, Share
 from sglang_bw.errors import BwError, OutputError, TuneError
 from sglang_bw.launch import command as commands
 from sglang_bw.launch import device as devices
@@ -46,9 +46,7 @@ _FIRST_PORT = 30100
     "--trial-budget", type=Duration(), default="15m", show_default=True, help="Longest measurement of one trial."
 )
 @click.option("--trials", type=click.IntRange(min=1), default=64, show_default=True, help="At most so many.")
-@click.option(
-    "--within", type=click.FloatRange(0.001, 0.5), default=0.03, show_default=True, help="Half-width of an interval."
-)
+@click.option("--within", type=Share(), default="3%", show_default=True, help="Half-width of an interval.")
 @click.option("--concurrency", type=Numbers(), default="1", show_default=True)
 @click.option("--prompts", default="chat", show_default=True, metavar="FILE|SET")
 @click.option("--count", type=click.IntRange(min=1), help="Use the first prompts only.")
