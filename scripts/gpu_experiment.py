@@ -33,7 +33,7 @@ from sglang_bw import models
 INVALID = 74
 _LEAST_S = 30  # to measure in, however late it is
 _BOUNDS = {"cuda": ("cuda-graph-max-bs-decode", 2, (8, 16)), "cpu": ("max-running-requests", 1, (4, 8))}
-console = Console(highlight=False, width=140)
+console = Console(highlight=False, soft_wrap=True)
 
 
 def main() -> int:
@@ -154,11 +154,13 @@ def write_recipe(out: Path, device: str, shape: str) -> Path:
     args = {
         "load-format": "dummy", "dtype": "bfloat16", "random-seed": 1, "decode-log-interval": 10,
         # Two servers share the GPU, and a pool is sized from what the other has left: so a fixed one.
-        "max-total-tokens": 32768, "mem-fraction-static": 0.85, "max-running-requests": 16, name: small,
+        "max-total-tokens": 32768, "max-running-requests": 16,
     }  # fmt: skip
     if device == "cuda":
         # Prefill is not what is measured, and its graphs take most of a start.
         args |= {"attention-backend": "triton", "disable-prefill-cuda-graph": True}
+    else:
+        args |= {name: small}
     recipe = {
         "id": f"random-{shape}",
         "title": "Random weights and simulated acceptance: no model, no real speed",
@@ -171,6 +173,8 @@ def write_recipe(out: Path, device: str, shape: str) -> Path:
             "draft_tokens": CHAIN["speculative-num-draft-tokens"],
         },
         "args": args,
+        "memory": {"fraction": 0.85},
+        "graphs": {"decode_max_bs": small} if device == "cuda" else {},
         "env": {"SGLANG_SIMULATE_ACC_LEN": str(ACCEPT_LENGTH)},
     }
     path = out / "random.yaml"
