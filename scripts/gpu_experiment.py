@@ -164,6 +164,7 @@ def write_recipe(out: Path, device: str, shape: str) -> Path:
     recipe = {
         "id": f"random-{shape}",
         "title": "Random weights and simulated acceptance: no model, no real speed",
+        "engine": {"sglang": ">=0.5.22"},
         "target": {"path": str(target)},
         "draft": {"path": str(draft), "kind": "mha"},
         "spec": {
