@@ -94,7 +94,7 @@ class Server:
 
 def speed_flags(scratch: Path, device: str, shape: str) -> Record:
     """Return the flags that both engines get; ``None`` is a flag without a value."""
-    target, draft = _write_random_pair(scratch, SHAPES[shape])
+    target, draft = write_random_pair(scratch, SHAPES[shape])
     flags: Record = {
         "model-path": str(target), "speculative-draft-model-path": str(draft), "speculative-algorithm": "EAGLE3",
         **CHAIN, "load-format": "dummy", "skip-tokenizer-init": None, "device": device, "dtype": "bfloat16",
@@ -181,7 +181,7 @@ def free_port() -> int:
             return port
 
 
-def _write_random_pair(folder: Path, shape: dict[str, int]) -> tuple[Path, Path]:
+def write_random_pair(folder: Path, shape: dict[str, int]) -> tuple[Path, Path]:
     # Configurations without weights: the engine fills in random ones (`--load-format dummy`).
     common = {
         "model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-5, "max_position_embeddings": 8192,

@@ -2,116 +2,38 @@
 
 from __future__ import annotations
 
-import re
 import signal
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import click
 import platformdirs
-import yaml
 
-from sglang_bw.cli import planning
+from sglang_bw.cli import arms as ab_arms
 from sglang_bw.cli.ab_report import AbProgress, print_outcome, print_plan
 from sglang_bw.cli.console import print_json
+from sglang_bw.cli.interrupt import end_like_ctrl_c
 from sglang_bw.cli.journal import remember
 from sglang_bw.cli.options import ALLOW_STOCK, DEVICE, ENGINE_PYTHON, ENGINE_TREE, STARTUP_TIMEOUT
+from sglang_bw.cli.types import Duration, LimitsType, Numbers, Share
 from sglang_bw.errors import InvalidRunError
 from sglang_bw.experiment import ab as experiment
 from sglang_bw.experiment import arm as arms
 from sglang_bw.experiment import prompts as prompt_sets
-from sglang_bw.experiment.ab import Experiment, Pair, Settings
-from sglang_bw.experiment.arm import Arm, ArmPlan, Name
+from sglang_bw.experiment.ab import Experiment
+from sglang_bw.experiment.arm import Arm, ArmPlan
 from sglang_bw.experiment.client import Sampling
+from sglang_bw.experiment.pair import Pair
+from sglang_bw.experiment.settings import Settings
 from sglang_bw.experiment.verdict import Limits
-from sglang_bw.host import nvml
 from sglang_bw.launch import command as commands
-from sglang_bw.launch import device as devices
 from sglang_bw.launch import engine as engines
 from sglang_bw.launch import selection, weights
 from sglang_bw.launch import server as servers
-from sglang_bw.launch.command import Command
 from sglang_bw.launch.engine import Engine
-from sglang_bw.ledger.record import RunFile, RunRecord, read
-from sglang_bw.recipes import flags
-from sglang_bw.recipes.flags import Flags
-from sglang_bw.recipes.schema import Device, Recipe
-
-_UNITS = {"s": 1, "m": 60, "h": 3600}
-_ENV_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
-
-
-if TYPE_CHECKING:
-    _Type = click.ParamType[Any]
-else:
-    _Type = click.ParamType
-
-
-class Share(_Type):
-    """``3%`` or ``0.03``."""
-
-    name = "share"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the share as a number between 0 and 1."""
-        if isinstance(value, float):
-            return value
-        try:
-            share = float(value.removesuffix("%")) / (100 if value.endswith("%") else 1)
-        except ValueError:
-            share = 0.0
-        if not 0 < share < 1:
-            self.fail(f"{value!r} is no share such as 3% or 0.03.", param, ctx)
-        return share
-
-
-class Duration(_Type):
-    """``90s``, ``20m``, ``2h``."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return seconds."""
-        if isinstance(value, float):
-            return value
-        if not (match := re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", value)):
-            self.fail(f"{value!r} is no duration such as 90s, 20m or 2h.", param, ctx)
-        return float(match[1]) * _UNITS[match[2] or "s"]
-
-
-class Numbers(_Type):
-    """``1,4,16``."""
-
-    name = "numbers"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        """Return the numbers, each once."""
-        if isinstance(value, tuple):
-            return value
-        parts = value.split(",")
-        if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
-            self.fail(f"{value!r} is no list of numbers such as 1,4,16.", param, ctx)
-        return tuple(dict.fromkeys(int(part) for part in parts))
-
-
-class LimitsType(_Type):
-    """``ttft=0.5,tpot=0.05``, seconds."""
-
-    name = "limits"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Limits:
-        """Return the limits of a good request."""
-        if isinstance(value, Limits):
-            return value
-        found = {}
-        for part in value.split(","):
-            name, _, number = part.partition("=")
-            if name not in ("ttft", "tpot", "e2e") or not re.fullmatch(r"\d+(\.\d+)?", number):
-                self.fail(f"{part!r} is no limit such as ttft=0.5, tpot=0.05 or e2e=10 (seconds).", param, ctx)
-            found[f"{name}_s"] = float(number)
-        return Limits(**found)
+from sglang_bw.ledger.record import RunRecord
+from sglang_bw.ledger.runfile import RunFile, read
 
 
 @click.command(short_help="Measure a baseline and a treatment, with an interval.")
@@ -199,7 +121,10 @@ def ab(
     settings = _settings(options)
     _check_usage(name, vs, sets, urls, no_spec=no_spec)
     engine = None if urls else engines.find(options["python"], options["engine_tree"])
-    plans = _servers(urls, api_key) if engine is None else _arms(engine, name or "", vs, sets, engine_flags, options)
+    if engine is None:
+        plans = ab_arms.servers(urls, api_key)
+    else:
+        plans = ab_arms.started(engine, name or "", vs, sets, engine_flags, options)
     known = arms.planned(plans[0], engine), arms.planned(plans[1], engine)
     head = experiment.head(plans, known, settings, recipe=name)
     if dry_run:
@@ -210,7 +135,7 @@ def ab(
     if together is None:
         together = not any(plan.command and plan.command.device == "cuda" for plan in plans)
     path = (record or platformdirs.user_state_path("sglang-bw") / "runs" / f"{head.id}.jsonl").absolute()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ended like Ctrl-C: the outcome is written
+    end_like_ctrl_c(signal.SIGTERM)  # the outcome is written then
 
     with ExitStack() as stack:
         progress = stack.enter_context(AbProgress(head, path))
@@ -261,88 +186,6 @@ def _check_usage(
         raise click.UsageError("a recipe is missing; or two running servers: --url A --url B.")
     elif len(ways) != 1:
         raise click.UsageError("say what to compare with: one of --vs RECIPE, --no-spec, --set KEY=VALUE.")
-
-
-def _servers(urls: tuple[str, ...], api_key: str | None) -> tuple[ArmPlan, ArmPlan]:
-    for url in urls:
-        if not re.match(r"https?://[^/]", url):
-            raise click.UsageError(f"{url!r} is no address such as http://127.0.0.1:30000.")
-    a, b = (url.rstrip("/") for url in urls)
-    return ArmPlan("A", f"server {a}", a, api_key=api_key), ArmPlan("B", f"server {b}", b, api_key=api_key)
-
-
-def _arms(
-    engine: Engine,
-    name: str,
-    vs: str | None,
-    sets: tuple[str, ...],
-    engine_flags: tuple[str, ...],
-    options: dict[str, Any],
-) -> tuple[ArmPlan, ArmPlan]:
-    recipe = selection.select(name, draft=options["draft"])
-    try:
-        both = flags.parse(engine_flags)
-    except flags.NotAFlagError as error:
-        raise click.UsageError(f"{error.token!r} is no engine flag.") from error
-    build = _Builder(engine, options["device"], options["port"], both)
-    if vs is not None:
-        base = selection.select(vs)
-        return build.arm("A", base, base.id), build.arm("B", recipe, recipe.id)
-    if sets:
-        changes = dict(map(_change, sets))
-        said = f"{recipe.id} with {', '.join(sets)}"
-        return build.arm("A", recipe, recipe.id), build.arm("B", recipe, said, changes=changes)
-    if recipe.spec is None:
-        raise click.UsageError(f"{recipe.id} has no speculation to leave out: give a --draft, or use --set.")
-    return (
-        build.arm("A", recipe, f"{recipe.id} without speculation", speculate=False),
-        build.arm("B", recipe, recipe.id),
-    )
-
-
-def _change(text: str) -> tuple[str, Any]:
-    key, equals, value = text.removeprefix("--").partition("=")
-    if not (key and equals):
-        raise click.UsageError(f"{text!r} is no KEY=VALUE such as cuda-graph-max-bs-decode=64.")
-    return key, value if _ENV_NAME.fullmatch(key) else yaml.safe_load(value)
-
-
-class _Builder:
-    """Makes the commands of both arms, on ports side by side."""
-
-    def __init__(self, engine: Engine, device: str, port: int, both: Flags) -> None:
-        self.engine = engine
-        found = devices.detect(engine_has_gpu_kernels=engine.has_gpu_kernels) if device == "auto" else device
-        self.device = cast(Device, found)
-        self.port = port
-        self.both = both
-
-    def arm(
-        self, name: Name, recipe: Recipe, says: str, *, speculate: bool = True, changes: dict[str, Any] | None = None
-    ) -> ArmPlan:
-        port = self.port + (name == "B")
-        changed = {key: value for key, value in (changes or {}).items() if not _ENV_NAME.fullmatch(key)}
-        extra = flags.merge(self.both, flags.from_mapping(changed))
-        environ = self.engine.environment()
-        command = commands.build(
-            recipe,
-            planning.machine(recipe, self.device, nvml.read(nvml.load()) if self.device == "cuda" else None),
-            environ,
-            port=port,
-            speculate=speculate,
-            extra=extra,
-            version=self.engine.installation.version,
-        )
-        command = _without(command, [key for key, value in changed.items() if value in (False, None)])
-        env = {key: value for key, value in (changes or {}).items() if _ENV_NAME.fullmatch(key)}
-        command = replace(command, env={**command.env, **env})
-        asked = {key: str(value) for key, value in changed.items()}
-        return ArmPlan(name, says, command.url, command, asked, command.api_key)
-
-
-def _without(command: Command, keys: list[str]) -> Command:
-    dropped = {flags.Flag(key).key for key in keys}
-    return replace(command, flags=tuple(flag for flag in command.flags if flag.key not in dropped))
 
 
 def _check(engine: Engine, plans: tuple[ArmPlan, ArmPlan], name: str, vs: str | None, *, allow_stock: bool) -> None:

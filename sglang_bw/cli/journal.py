@@ -13,7 +13,7 @@ from sglang_bw.launch.server import InterruptedStartError, Server, StartTimeoutE
 from sglang_bw.launch.warmup import Report
 from sglang_bw.ledger.entry import Entry
 from sglang_bw.ledger.failure import FailureClass
-from sglang_bw.ledger.record import read
+from sglang_bw.ledger.runfile import read
 from sglang_bw.ledger.store import Ledger
 
 # The first line of evidence is the cause; more than this of it is for `ledger show`.

@@ -16,7 +16,8 @@ from sglang_bw.ledger import exchange, reference, store
 from sglang_bw.ledger.entry import Entry, Result, new_id
 from sglang_bw.ledger.failure import FailureClass
 from sglang_bw.ledger.query import Query
-from sglang_bw.ledger.record import RunRecord, read
+from sglang_bw.ledger.record import RunRecord
+from sglang_bw.ledger.runfile import read
 from sglang_bw.ledger.store import Ledger
 
 _NEWEST = 30

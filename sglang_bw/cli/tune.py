@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 import platformdirs
-from rich.markup import escape
-from rich.table import Table
 
-from sglang_bw.cli.console import err, out, print_json
+from sglang_bw.cli.console import err
+from sglang_bw.cli.interrupt import end_like_ctrl_c
 from sglang_bw.cli.options import ALLOW_STOCK, DEVICE, ENGINE_PYTHON, ENGINE_TREE
+from sglang_bw.cli.types import Duration, Numbers, Share
 from sglang_bw.errors import BwError, OutputError, TuneError
 from sglang_bw.launch import command as commands
 from sglang_bw.launch import device as devices
@@ -29,38 +28,8 @@ from sglang_bw.recipes.schema import Recipe
 
 if TYPE_CHECKING:
     from sglang_bw.experiment.space import Choice, Space
-    from sglang_bw.experiment.tune import Tried
-    from sglang_bw.launch.startup import Phase, Startup
 
 _FIRST_PORT = 30100
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
-
-
-class Duration(click.ParamType[float]):
-    """``90s``, ``30m``, ``2h``; a bare number is seconds."""
-
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return seconds."""
-        if isinstance(value, float):
-            return value
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", str(value).strip())
-        if not match:
-            self.fail(f"{value!r} is no time; write for example 90s, 30m or 2h.", param, ctx)
-        return float(match[1]) * _UNITS[match[2]]
-
-
-class _Numbers(click.ParamType[tuple[int, ...]]):
-    name = "1,4,16"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        if isinstance(value, tuple):
-            return value
-        parts = str(value).split(",")
-        if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
-            self.fail(f"{value!r} is no list of numbers; write for example 1,4,16.", param, ctx)
-        return tuple(sorted({int(part) for part in parts}))
 
 
 @click.command(short_help="Search for the settings of a recipe that serve fastest here.")
@@ -77,10 +46,8 @@ class _Numbers(click.ParamType[tuple[int, ...]]):
     "--trial-budget", type=Duration(), default="15m", show_default=True, help="Longest measurement of one trial."
 )
 @click.option("--trials", type=click.IntRange(min=1), default=64, show_default=True, help="At most so many.")
-@click.option(
-    "--within", type=click.FloatRange(0.001, 0.5), default=0.03, show_default=True, help="Half-width of an interval."
-)
-@click.option("--concurrency", type=_Numbers(), default="1", show_default=True)
+@click.option("--within", type=Share(), default="3%", show_default=True, help="Half-width of an interval.")
+@click.option("--concurrency", type=Numbers(), default="1", show_default=True)
 @click.option("--prompts", default="chat", show_default=True, metavar="FILE|SET")
 @click.option("--count", type=click.IntRange(min=1), help="Use the first prompts only.")
 @click.option("--max-tokens", type=click.IntRange(min=2), default=128, show_default=True)
@@ -105,6 +72,7 @@ def tune(name: str, draft: str | None, **options: Any) -> int:
     What the plan refuses, and what has failed on this host before, is not started; a failed start is a result. Ctrl-C
     ends it, and the same command goes on where it stopped. It ends with a recipe file and a table of what was tried.
     """
+    from sglang_bw.cli import tune_view as view
     from sglang_bw.experiment import space as spaces
 
     recipe = selection.select(name, draft=draft)
@@ -117,10 +85,11 @@ def tune(name: str, draft: str | None, **options: Any) -> int:
     if options["metric"] == "goodput" and options["ttft"] is None and options["tpot"] is None:
         raise click.UsageError("--metric goodput needs a limit: --ttft or --tpot.")
     if options["dry_run"]:
-        _print_plan(space, launcher, as_json=options["as_json"])
+        view.print_plan(space, launcher.refused(space), as_json=options["as_json"])
         return 0
     engine.check(recipe, allow_stock=options["allow_stock"])
     weights.check_command(own)
+    end_like_ctrl_c(signal.SIGTERM)
     return _search(recipe, launcher, space, options)
 
 
@@ -160,17 +129,25 @@ class _Launcher:
             return error.message
         return ""
 
+    def refused(self, space: Space) -> dict[str, str]:
+        """Return which single changes the plan would not start, and why."""
+        from sglang_bw.experiment import space as spaces
+
+        found = {spaces.says(one): self.forbids(self.build(one, _FIRST_PORT)) for one in space.neighbours()}
+        return {says: problem for says, problem in found.items() if problem}
+
 
 def _device(wish: str) -> Device:
     return "cuda" if wish == "cuda" else "cpu"
 
 
 def _search(recipe: Recipe, launcher: _Launcher, space: Space, options: dict[str, Any]) -> int:
+    from sglang_bw.cli import tune_view as view
     from sglang_bw.experiment import prompts, tuned
     from sglang_bw.experiment import tune as tuning
-    from sglang_bw.experiment.ab import Settings
     from sglang_bw.experiment.bench import ServerBench
     from sglang_bw.experiment.client import Sampling
+    from sglang_bw.experiment.settings import Settings
     from sglang_bw.experiment.verdict import Limits
     from sglang_bw.host import fingerprint
 
@@ -191,18 +168,18 @@ def _search(recipe: Recipe, launcher: _Launcher, space: Space, options: dict[str
     with Ledger() as ledger:
         bench = ServerBench(
             recipe.id, launcher.engine, host, ledger, launcher.build, launcher.forbids, settings, (first, second),
-            platformdirs.user_state_path("sglang-bw") / "tune" / study, options["startup_timeout"], _say_start,
-            _Progress(), together, options["retry"],
+            platformdirs.user_state_path("sglang-bw") / "tune" / study, options["startup_timeout"], view.say_start,
+            view.TuneProgress(), together, options["retry"],
         )  # fmt: skip
         search = tuning.Tuning(
             study, space, bench, ledger, options["metric"], limits, options["within"], options["budget"],
-            options["trials"], lambda one, count: _tell(one, count, min(space.size - 1, options["trials"])),
+            options["trials"], lambda one, count: view.say_trial(one, count, min(space.size - 1, options["trials"])),
         )  # fmt: skip
-        err.print(f"study {study}: {space.size} combinations; Ctrl-C stops, the same command goes on", markup=False)
+        view.say_study(study, space)
         try:
             tried = search.run()
         except KeyboardInterrupt:
-            err.print(f"stopped after {len(search.tried)} trials; the same command goes on", markup=False)
+            view.say_stopped(len(search.tried))
             tried, stopped = tuning.ranked(search.tried.values()), True
         else:
             stopped = False
@@ -210,7 +187,7 @@ def _search(recipe: Recipe, launcher: _Launcher, space: Space, options: dict[str
             bench.close()
         winner = tuning.best(tried)
         run = ledger.run(ledger.find(winner.entry)) if winner else None
-    _print_result(study, tried, winner, as_json=options["as_json"])
+    view.print_result(study, tried, winner, as_json=options["as_json"])
     if winner and run:
         output = options["output"] or Path(f"{recipe.id}-tuned.yaml")
         _write(output, tuned.text(tuned.recipe(recipe, winner, tried, run, launcher.device), study))
@@ -228,82 +205,6 @@ def _digest(space: Space, options: dict[str, Any]) -> str:
     names = ("metric", "ttft", "tpot", "concurrency", "prompts", "count", "max_tokens", "within")
     more = tuple(Setting(name, (str(options[name]),)) for name in names)
     return replace(space, settings=(*space.settings, *more)).digest
-
-
-class _Progress:
-    """Tells of blocks and rounds on one line of a terminal; elsewhere of rounds only."""
-
-    def __init__(self) -> None:
-        self._block = ""
-
-    def block(self, name: str, round_number: int, concurrency: int, total: int) -> None:
-        kind = "warm-up" if round_number < 0 else f"round {round_number + 1}"
-        self._block = f"  {kind}, {name}, concurrency {concurrency}: {{}}/{total}"
-
-    def answered(self, count: int) -> None:
-        if err.is_terminal:
-            err.print(self._block.format(count), end="\r", markup=False)
-
-    def round_over(self, rounds: int, ratios: Sequence[tuple[int, float, float]]) -> None:
-        found = ", ".join(f"{ratio:.3f} +-{half:.3f} at {concurrency}" for concurrency, ratio, half in ratios)
-        if found:
-            err.print(f"  round {rounds}: {found}", markup=False)
-
-
-def _say_start(name: str, _startup: Startup, begun: list[Phase]) -> None:
-    for phase in begun:
-        err.print(f"  {name}: {phase.value}", markup=False)
-
-
-def _tell(one: Tried, count: int, most: int) -> None:
-    from sglang_bw.experiment import space as spaces
-
-    score = (
-        f"{one.score.value:.3f} [{one.score.low:.3f}, {one.score.high:.3f}]"
-        if one.score
-        else f"{one.result}: {one.why}"
-    )
-    err.print(f"{count}/{most}  {spaces.says(one.choice)}: {score}", markup=False)
-
-
-def _print_plan(space: Space, launcher: _Launcher, *, as_json: bool) -> None:
-    from sglang_bw.experiment import space as spaces
-
-    refused = {}
-    for choice in space.neighbours():
-        if problem := launcher.forbids(launcher.build(choice, _FIRST_PORT)):
-            refused[spaces.says(choice)] = problem
-    if as_json:
-        settings = {setting.name: list(setting.values) for setting in space.settings}
-        print_json({"settings": settings, "combinations": space.size, "refused": refused})
-        return
-    for setting in space.settings:
-        out.print(f"{setting.name}: {', '.join(setting.values)}", markup=False)
-    out.print(f"{space.size} combinations", markup=False)
-    for choice_says, problem in refused.items():
-        out.print(f"refused by the plan: {choice_says}: {problem.splitlines()[-1].strip()}", markup=False)
-
-
-def _print_result(study: str, tried: Sequence[Tried], winner: Tried | None, *, as_json: bool) -> None:
-    from sglang_bw.experiment import space as spaces
-
-    if as_json:
-        print_json(
-            {"study": study, "best": asdict(winner) if winner else None, "tried": [asdict(one) for one in tried]}
-        )
-        return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("settings", "speed over the recipe", "result", "why", "entry"):
-        table.add_column(column, overflow="fold")
-    for one in tried:
-        score = f"{one.score.value:.3f} [{one.score.low:.3f}, {one.score.high:.3f}]" if one.score else ""
-        why = "" if one.score else one.why[:160]
-        table.add_row(*map(escape, (spaces.says(one.choice), score, one.result, why, one.entry)))
-    out.print(table)
-    words = (
-        f"best: {spaces.says(winner.choice)}" if winner else "nothing is faster than the recipe as it is beyond chance"
-    )
-    out.print(words, markup=False)
 
 
 def _write(output: Path, text: str) -> None:

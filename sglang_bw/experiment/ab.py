@@ -5,50 +5,28 @@ from __future__ import annotations
 import secrets
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Protocol
 
 from sglang_bw import __version__
 from sglang_bw.errors import ArmError, BwError, EngineStartError, LoadError, PromptsError, RefusedMeasurementError
 from sglang_bw.experiment import arm as arms
-from sglang_bw.experiment import load, verdict
+from sglang_bw.experiment import blocks, load, verdict
 from sglang_bw.experiment.arm import Arm, ArmPlan, Name
-from sglang_bw.experiment.client import Sampling, StreamFailedError
-from sglang_bw.experiment.prompts import Prompt, PromptSet
-from sglang_bw.experiment.quantiles import middle
-from sglang_bw.experiment.verdict import Limits
+from sglang_bw.experiment.client import StreamFailedError
+from sglang_bw.experiment.pair import Pair
+from sglang_bw.experiment.prompts import Prompt
+from sglang_bw.experiment.settings import Settings
 from sglang_bw.host import fingerprint
-from sglang_bw.ledger.record import ArmRecord, Block, Outcome, Ratio, RunFile, RunRecord
+from sglang_bw.ledger.record import ArmRecord, Block, Outcome, Ratio, RunRecord
+from sglang_bw.ledger.runfile import RunFile
 
 LEAST_ROUNDS = 6
 _PARTS = 8
 MOST_ROUNDS = 40
 _SIMULATION = "SGLANG_SIMULATE_ACC_LEN"
 _OTHER_KV_POOL = 0.05
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How a comparison is run.
-
-    :ivar rounds: exactly so many; ``None`` to go on until every half-width is within ``within``.
-    :ivar within: half-width of the 95 % interval, as a share of the ratio.
-    :ivar budget_s: no round begins that would end later than this.
-    :ivar flush: empty the prefix cache before each block.
-    :ivar allow_random: measure random tokens all the same.
-    """
-
-    prompts: PromptSet
-    sampling: Sampling = field(default_factory=Sampling)
-    concurrencies: tuple[int, ...] = (1,)
-    rounds: int | None = None
-    within: float = 0.03
-    budget_s: float = 1800.0
-    limits: Limits = field(default_factory=Limits)
-    flush: bool = True
-    allow_random: bool = False
 
 
 class Watcher(Protocol):
@@ -62,35 +40,6 @@ class Watcher(Protocol):
 
     def round_over(self, rounds: int, ratios: Sequence[tuple[int, float, float]]) -> None:
         """After a round: concurrency, ratio and half-width of each."""
-
-
-class Pair:
-    """Both arms, started when they are needed: at once, or one after the other where the GPUs hold only one."""
-
-    def __init__(self, plans: tuple[ArmPlan, ArmPlan], start: Callable[[ArmPlan], Arm], *, together: bool) -> None:
-        self._plans: dict[Name, ArmPlan] = {plan.name: plan for plan in plans}
-        self._start = start
-        self.together = together
-        self._running: dict[Name, Arm] = {}
-
-    def use(self, name: Name) -> tuple[Arm, bool]:
-        """Return an arm that runs, and whether it has just been started."""
-        if name in self._running:
-            return self._running[name], False
-        if not self.together:
-            self.close()
-        self._running[name] = self._start(self._plans[name])
-        return self._running[name], True
-
-    def why(self, name: Name) -> str | None:
-        """Return why the engine of an arm is gone, if it is and was started here."""
-        return self._running[name].why_it_ended() if name in self._running else None
-
-    def close(self) -> None:
-        """Stop what runs."""
-        for arm in self._running.values():
-            arm.stop()
-        self._running.clear()
 
 
 class Experiment:
@@ -123,6 +72,9 @@ class Experiment:
         return self._end(None, None)
 
     def _rounds(self) -> None:
+        if self.pair.together:  # their start is no part of the budget
+            for name in _order(0):
+                self._enter(name)
         began = time.monotonic()
         number, ratios = 0, []
         while True:
@@ -169,7 +121,7 @@ class Experiment:
                     part = prompts[start : start + size]
                     found[name].append(self._measure(running[name], number, concurrency, part, flush=turn == 0))
             for parts in found.values():
-                self._keep(_joined(parts, len(self.blocks)))
+                self._keep(blocks.joined(parts, len(self.blocks)))
 
     def _enter(self, name: Name) -> Arm:
         """Return an arm that runs, is what it should be, and is warm."""
@@ -239,6 +191,7 @@ class Experiment:
                 concurrency,
                 api_key=arm.plan.api_key,
                 on_done=self.watcher.answered,
+                adapts=arm.adapts,
             )
         return Block(
             arm=arm.plan.name,
@@ -253,6 +206,7 @@ class Experiment:
             client_cpu=found.cpu,
             kv_use=found.kv_use,
             gpu=seen.gpu,
+            policy=found.policy,
             graph_share=seen.graph_share,
         )
 
@@ -315,26 +269,6 @@ def _order(number: int) -> tuple[Name, Name]:
     return ("A", "B") if number % 2 == 0 else ("B", "A")
 
 
-def _joined(parts: Sequence[Block], position: int) -> Block:
-    """Return the parts of a block as one."""
-    spreads = [part.spread_s for part in parts if part.spread_s]
-    first, offset, rows = parts[0], 0.0, []
-    for part in parts:
-        rows += [row.model_copy(update={"began_s": row.began_s + offset}) for row in part.rows]
-        offset += part.seconds
-    return first.model_copy(
-        update={
-            "position": position,
-            "seconds": offset,
-            "rows": tuple(rows),
-            "spread_s": middle(spreads) if spreads else None,
-            "client_lag_s": max(part.client_lag_s for part in parts),
-            "client_cpu": max(part.client_cpu for part in parts),
-            "kv_use": max((part.kv_use for part in parts if part.kv_use is not None), default=None),
-        }
-    )
-
-
 def head(
     plans: tuple[ArmPlan, ArmPlan], records: tuple[ArmRecord, ArmRecord], settings: Settings, *, recipe: str | None
 ) -> RunRecord:
@@ -351,28 +285,8 @@ def head(
         host=fingerprint.look(local=all(arms.is_local(plan.url) for plan in plans)),
         arms=records,
         simulated=simulated,
-        settings=_settings(settings),
+        settings=settings.described(),
     )
-
-
-def _settings(settings: Settings) -> dict[str, Any]:
-    sampling, limits = settings.sampling, settings.limits
-    return {
-        "prompts": settings.prompts.name,
-        "prompts_digest": settings.prompts.digest,
-        "prompt_count": len(settings.prompts.prompts),
-        "random_tokens": settings.prompts.is_noise,
-        "concurrency": list(settings.concurrencies),
-        "max_tokens": sampling.max_tokens,
-        "temperature": sampling.temperature,
-        "ignore_eos": sampling.ignore_eos,
-        "seed": sampling.seed,
-        "flush": settings.flush,
-        "rounds": settings.rounds,
-        "within": settings.within,
-        "budget_s": settings.budget_s,
-        "limits_s": {"ttft": limits.ttft_s, "tpot": limits.tpot_s, "e2e": limits.e2e_s},
-    }
 
 
 def _failure(error: BaseException) -> tuple[str, str]:

@@ -13,8 +13,10 @@ from typing import Any, Literal
 import httpx
 
 from sglang_bw.errors import ArmError, LoadError
+from sglang_bw.experiment import served
 from sglang_bw.experiment.gpu import GpuSampler
 from sglang_bw.experiment.graphs import graph_share
+from sglang_bw.experiment.served import Info
 from sglang_bw.launch import device as devices
 from sglang_bw.launch import port as ports
 from sglang_bw.launch import server as servers
@@ -27,19 +29,11 @@ from sglang_bw.ledger.record import ArmRecord, EngineRecord
 from sglang_bw.recipes import flags
 
 Name = Literal["A", "B"]
-Info = dict[str, Any]
 OnStart = Callable[[str, Startup, list[Phase]], None]
 
-_INFO_PATHS = ("/server_info", "/get_server_info")  # the second one: engines up to 0.5.16
 _ASK_S = 30.0
 _FLUSH_TRIES = 20
 _STOP_S = 20.0
-# Of a server's own state and address, not of its configuration.
-_VOLATILE = {
-    *("internal_states", "startup_time", "launch_command", "kv_events", "host", "port", "nccl_port", "random_seed"),
-    *("dist_init_addr", "log_level", "status"),
-}
-_SECRET = ("api_key", "password", "watermark", "secret")
 _SPECULATION = ("speculative-num-steps", "speculative-eagle-topk", "speculative-num-draft-tokens")
 
 
@@ -64,6 +58,7 @@ class Arm:
     """An arm that answers.
 
     :ivar record: what it turned out to be.
+    :ivar adapts: its policy says what it believes, so it is asked from time to time.
     """
 
     def __init__(self, plan: ArmPlan, engine: Engine | None, server: Server | None = None) -> None:
@@ -74,7 +69,9 @@ class Arm:
         """
         self.plan = plan
         self.server = server
-        self.record = _identify(plan, engine)
+        info = _info(plan)
+        self.record = _identify(plan, engine, info)
+        self.adapts = served.look(info, 0.0) is not None
 
     @property
     def url(self) -> str:
@@ -152,15 +149,6 @@ def start(plan: ArmPlan, engine: Engine, log: Path, timeout_s: float, on_start: 
         raise
 
 
-def config(info: Info) -> Info:
-    """Return the configuration in a server's answer: without state, addresses and secrets."""
-    return {
-        key: value
-        for key, value in sorted(info.items())
-        if key not in _VOLATILE and not any(word in key for word in _SECRET)
-    }
-
-
 def difference(a: ArmRecord, b: ArmRecord) -> dict[str, tuple[Any, Any]]:
     """Return what is not configured the same: key -> (A, B)."""
     keys = sorted({*a.config, *b.config})
@@ -172,12 +160,7 @@ def is_local(url: str) -> bool:
     return httpx.URL(url).host in ("127.0.0.1", "localhost", "::1")
 
 
-def _identify(plan: ArmPlan, engine: Engine | None) -> ArmRecord:
-    info = _info(plan)
-    states = info.get("internal_states") or [{}]
-    state = states[0] if isinstance(states[0], dict) else {}
-    memory = state.get("memory_usage") or {}
-    kv_tokens = info.get("max_total_num_tokens") or memory.get("token_capacity")
+def _identify(plan: ArmPlan, engine: Engine | None, info: Info) -> ArmRecord:
     if findings := _findings(plan, engine, info):
         raise ArmError(
             "\n".join([f"arm {plan.name} ({plan.says}) is not what it is meant to be:", *findings]),
@@ -186,10 +169,11 @@ def _identify(plan: ArmPlan, engine: Engine | None) -> ArmRecord:
     return planned(plan, engine).model_copy(
         update={
             "engine": _engine_record(engine if plan.command else None, str(info.get("version", "unknown"))),
-            "speculation": _speculation(info),
-            "kv_tokens": int(kv_tokens) if kv_tokens else None,
-            "graphs": _graphs(info, state),
-            "config": config(info),
+            "speculation": served.speculation(info),
+            "kv_tokens": served.kv_tokens(info),
+            "graphs": served.graphs(info),
+            "memory": served.memory(info),
+            "config": served.config(info),
         }
     )
 
@@ -208,7 +192,7 @@ def planned(plan: ArmPlan, engine: Engine | None) -> ArmRecord:
 
 
 def _info(plan: ArmPlan) -> Info:
-    for path in _INFO_PATHS:
+    for path in served.PATHS:
         response = _ask(plan, "GET", path)
         if response.status_code == httpx.codes.OK:
             with contextlib.suppress(ValueError):
@@ -265,18 +249,3 @@ def _engine_record(engine: Engine | None, version: str) -> EngineRecord:
     found = engine.installation
     patches = tuple(patch.file for patch in found.patches)
     return EngineRecord(version=version, series=found.series or None, tree=found.tree or None, patches=patches)
-
-
-def _speculation(info: Info) -> str | None:
-    algorithm = info.get("speculative_algorithm")
-    if not algorithm:
-        return None
-    steps, topk, tokens = (info.get(f"speculative_{key}") for key in ("num_steps", "eagle_topk", "num_draft_tokens"))
-    return f"{algorithm}, {steps} steps, topk {topk}, {tokens} draft tokens"
-
-
-def _graphs(info: Info, state: Info) -> bool | None:
-    if info.get("disable_cuda_graph"):
-        return False
-    captured = state.get("decode_cuda_graph_bs")
-    return bool(captured) if captured is not None else None

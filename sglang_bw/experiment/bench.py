@@ -10,16 +10,19 @@ from sglang_bw.errors import BwError, EngineStartError
 from sglang_bw.experiment import ab, tune
 from sglang_bw.experiment import arm as arms
 from sglang_bw.experiment import space as spaces
-from sglang_bw.experiment.ab import Pair, Settings, Watcher
+from sglang_bw.experiment.ab import Watcher
 from sglang_bw.experiment.arm import Arm, ArmPlan, Name, OnStart
+from sglang_bw.experiment.pair import Pair
+from sglang_bw.experiment.settings import Settings
 from sglang_bw.experiment.space import Choice
 from sglang_bw.launch.command import Command
 from sglang_bw.launch.engine import Engine
 from sglang_bw.launch.journal import Attempt
-from sglang_bw.ledger import record
+from sglang_bw.ledger import runfile
 from sglang_bw.ledger.entry import Entry, of_run
 from sglang_bw.ledger.failure import FailureClass, classify
-from sglang_bw.ledger.record import Host, Ratio, RunFile, RunRecord
+from sglang_bw.ledger.record import Host, Ratio, RunRecord
+from sglang_bw.ledger.runfile import RunFile
 from sglang_bw.ledger.store import Ledger
 
 
@@ -40,23 +43,14 @@ class KeptPair(Pair):
         self._met: set[Name] = set()
         self.starting: Name | None = None
 
-    def start_both(self) -> None:
-        """Start what does not run yet, where both fit: the time that it takes is no part of a trial's budget."""
-        for name in ("A", "B") if self.together else ():
-            self._known(name)
-
     def use(self, name: Name) -> tuple[Arm, bool]:
         """Return an arm that runs, and whether this trial has not seen it yet."""
-        arm, is_new = self._known(name)
+        self.starting = name  # stays so when the start fails
+        arm, is_new = super().use(name)
+        self.starting = None
         is_new = is_new or name not in self._met
         self._met.add(name)
         return arm, is_new
-
-    def _known(self, name: Name) -> tuple[Arm, bool]:
-        self.starting = name  # stays so when the start fails
-        found = super().use(name)
-        self.starting = None
-        return found
 
     def close(self) -> None:
         """Stop what runs, but for a baseline that can stay."""
@@ -125,7 +119,6 @@ class ServerBench:
         path = self.folder / f"{head.id}.jsonl"
         pair = KeptPair(plans, self._start, together=self.together, kept=self.kept)
         try:
-            pair.start_both()
             trial = tune.Trial(head, pair, self.settings, RunFile(path), self.watcher)
             trial.is_decided = is_decided
             trial.run()
@@ -136,7 +129,7 @@ class ServerBench:
             return None, self._failed(attempt, error, path)
         finally:
             pair.close()
-        run = record.read(path)
+        run = runfile.read(path)
         return run, of_run(run, artefacts=(str(path),)).model_copy(update={"launch": attempt.launch})
 
     def close(self) -> None:

@@ -130,7 +130,8 @@ class Arrivals:
         self.text += [text, *(json.dumps(call.get("function"), ensure_ascii=False) for call in calls)]
         ids = choice.get("token_ids")
         if ids is not None:
-            self.ids = [*(self.ids or []), *ids]
+            self.ids = self.ids or []
+            self.ids += ids  # in place: a long answer is not copied for each of its tokens
         return bool(text or calls or ids)
 
     def _take_extension(self, extension: dict[str, Any]) -> None:

@@ -7,19 +7,20 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import aiohttp
 
-from sglang_bw.experiment import client
+from sglang_bw.experiment import client, served
 from sglang_bw.experiment.client import Sampling
 from sglang_bw.experiment.prompts import Prompt
 from sglang_bw.experiment.quantiles import Quantiles, quantiles
-from sglang_bw.ledger.record import RequestRow
+from sglang_bw.ledger.record import PolicyLook, RequestRow
 
 TICK_S = 0.01
 TOO_LATE_S = 0.001
 TOO_BUSY = 0.9
-_LOADS_EVERY_S = 0.5
+_ASK_EVERY_S = 0.5
 
 Progress = Callable[[int], None]
 
@@ -34,6 +35,7 @@ class Measured:
     :ivar lag_s: median lateness of a timer of this event loop: what the client adds to every token.
     :ivar cpu: share of one core that the client used.
     :ivar kv_use: largest share of the KV pool that the server reported.
+    :ivar policy: what its adaptive policy believed, from time to time.
     """
 
     rows: tuple[RequestRow, ...]
@@ -42,6 +44,7 @@ class Measured:
     lag_s: float
     cpu: float
     kv_use: float | None
+    policy: tuple[PolicyLook, ...] = ()
 
 
 def is_slow(lag_s: float, cpu: float) -> bool:
@@ -57,14 +60,16 @@ def run_block(
     *,
     api_key: str | None = None,
     on_done: Progress | None = None,
+    adapts: bool = False,
 ) -> Measured:
     """Ask every prompt once, in order, with ``concurrency`` requests open.
 
     :param on_done: called with the number of answered requests.
+    :param adapts: ask the server's policy every half second what it believes.
     :raises StreamFailedError: a request failed; the others are given up.
     :raises PromptsError: a prompt does not fit the context.
     """
-    return asyncio.run(_block(url, prompts, sampling, concurrency, api_key, on_done))
+    return asyncio.run(_block(url, prompts, sampling, concurrency, api_key, on_done, adapts))
 
 
 async def _block(
@@ -74,13 +79,14 @@ async def _block(
     concurrency: int,
     api_key: str | None,
     on_done: Progress | None,
+    adapts: bool,
 ) -> Measured:
     rows: dict[int, RequestRow] = {}
     gaps: list[float] = []
     waiting = iter(enumerate(prompts))
     async with client.connect(sampling.timeout_s, api_key) as session:
-        watch = _Watch(session, url)
         began, cpu = time.perf_counter(), time.process_time()
+        watch = _Watch(session, url, began)
 
         async def work() -> None:
             for number, prompt in waiting:
@@ -91,7 +97,8 @@ async def _block(
 
         try:
             async with asyncio.TaskGroup() as group:
-                watchers = [group.create_task(watch.ticks()), group.create_task(watch.loads())]
+                looks = [watch.ticks(), watch.loads(), *([watch.policy()] if adapts else [])]
+                watchers = [group.create_task(look) for look in looks]
                 workers = [group.create_task(work()) for _ in range(min(concurrency, len(prompts)))]
                 await asyncio.wait(workers, return_when=asyncio.FIRST_EXCEPTION)
                 for task in watchers:
@@ -106,17 +113,20 @@ async def _block(
         lag_s=statistics.median(watch.late) if watch.late else 0.0,
         cpu=used / seconds,
         kv_use=max(watch.kv_use, default=None),
+        policy=tuple(watch.looks),
     )
 
 
 class _Watch:
-    """What goes on beside the requests: the loop's own lateness, and the KV pool."""
+    """What goes on beside the requests: the loop's own lateness, the KV pool, and what an adaptive policy believes."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+    def __init__(self, session: aiohttp.ClientSession, url: str, began: float) -> None:
         self.session = session
         self.url = url
+        self.began = began
         self.late: list[float] = []
         self.kv_use: list[float] = []
+        self.looks: list[PolicyLook] = []
 
     async def ticks(self) -> None:
         while True:
@@ -126,14 +136,25 @@ class _Watch:
 
     async def loads(self) -> None:
         """Ask the engine for its load; one that does not know the question is asked once."""
-        while True:
+        while ranks := (await self._json("/v1/loads") or {}).get("loads"):
             try:
-                async with self.session.get(f"{self.url}/v1/loads") as response:
-                    answer = await response.json() if response.status == 200 else None
-                ranks = answer["loads"] if answer else []
                 self.kv_use += [float(rank["token_usage"]) for rank in ranks]
-            except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError):
+            except (ValueError, LookupError, TypeError):
                 return
-            if not ranks:
-                return
-            await asyncio.sleep(_LOADS_EVERY_S)
+            await asyncio.sleep(_ASK_EVERY_S)
+
+    async def policy(self) -> None:
+        """Ask what the policy believes, until it stops to answer."""
+        while info := await self._json(served.PATHS[0]):
+            if look := served.look(info, time.perf_counter() - self.began):
+                self.looks.append(look)
+            await asyncio.sleep(_ASK_EVERY_S)
+
+    async def _json(self, path: str) -> dict[str, Any] | None:
+        """Return the answer to a question that is no part of the measurement; ``None`` when there is none."""
+        try:
+            async with self.session.get(self.url + path) as response:
+                answer = await response.json() if response.status == 200 else None
+        except (aiohttp.ClientError, TimeoutError, ValueError):
+            return None
+        return answer if isinstance(answer, dict) else None

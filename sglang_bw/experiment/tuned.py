@@ -36,7 +36,7 @@ def recipe(base: Recipe, winner: Tried, tried: Iterable[Tried], run: RunRecord, 
     data["title"] = f"{base.title or base.id}; {spaces.says(winner.choice)}"
     if winner.choice.get(STEPS) == OFF:
         data = _without_speculation(data)
-    if override := _override(winner.choice):
+    if override := _override(winner.choice, base):
         data["overrides"] = [*data.get("overrides", ()), {"when": {"device": device}, **override}]
     data["evidence"] = [*data.get("evidence", ()), _evidence(winner, run)]
     failures = [one for one in tried if one.result == "failed"][:_MOST_FAILURES]
@@ -49,7 +49,7 @@ def text(found: Recipe, study: str) -> str:
     return writer.text(found, _HEAD.format(study=study))
 
 
-def _override(choice: Choice) -> dict[str, Any]:
+def _override(choice: Choice, base: Recipe) -> dict[str, Any]:
     """Return the winner's settings as an override of a recipe."""
     parts: dict[str, dict[str, Any]] = {"args": {}, "spec": {}, "graphs": {}, "memory": {}}
     for name, value in choice.items():
@@ -69,6 +69,9 @@ def _override(choice: Choice) -> dict[str, Any]:
             parts["spec"].setdefault("args", {})[name] = value
         else:
             parts["args"][name] = {"true": True, "false": False}.get(value, int(value) if value.isdigit() else value)
+    spec = parts["spec"]
+    if spec.get("topk") == 1 and base.spec:  # a tree that became a chain verifies what it drafts, and the root
+        spec["draft_tokens"] = spec.get("steps", base.spec.steps) + 1
     return {name: part for name, part in parts.items() if part}
 
 

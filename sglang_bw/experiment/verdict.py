@@ -12,8 +12,9 @@ import numpy as np
 from scipy import special
 
 from sglang_bw.experiment import stats
+from sglang_bw.experiment.blocks import gpu_use, mean
 from sglang_bw.experiment.quantiles import Quantiles, middle, quantiles
-from sglang_bw.ledger.record import ArmNumbers, Block, Difference, GpuUse, OutputComparison, Ratio, RequestRow
+from sglang_bw.ledger.record import ArmNumbers, Block, Difference, OutputComparison, Ratio, RequestRow
 
 SMALL_BATCH = 4
 LEAST_DRIFT = math.log(1.01)
@@ -117,8 +118,8 @@ def numbers(blocks: Sequence[Block], limits: Limits) -> ArmNumbers:
         accept_length=1 + accepted / rounds if rounds else None,
         histogram=_histogram(rows),
         kv_use=max((block.kv_use for block in blocks if block.kv_use is not None), default=None),
-        graph_share=_mean([block.graph_share for block in blocks if block.graph_share is not None]),
-        gpu=_gpu([block.gpu for block in blocks if block.gpu]),
+        graph_share=mean([block.graph_share for block in blocks if block.graph_share is not None]),
+        gpu=gpu_use([block.gpu for block in blocks if block.gpu]),
     )
 
 
@@ -207,21 +208,6 @@ def _spread(values: Iterable[float | None]) -> Quantiles:
     return quantiles([value for value in values if value is not None])
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return statistics.fmean(values) if values else None
-
-
 def _histogram(rows: Sequence[RequestRow]) -> tuple[int, ...]:
     width = max((len(row.histogram) for row in rows), default=0)
     return tuple(sum(row.histogram[n] for row in rows if len(row.histogram) > n) for n in range(width))
-
-
-def _gpu(uses: Sequence[GpuUse]) -> GpuUse | None:
-    if not uses:
-        return None
-    fields = GpuUse.model_fields
-    columns = {name: [getattr(use, name) for use in uses] for name in fields}
-    medians = {
-        name: tuple(statistics.median(board) for board in zip(*rows, strict=True)) for name, rows in columns.items()
-    }
-    return GpuUse(**medians)

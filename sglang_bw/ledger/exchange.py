@@ -11,7 +11,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from sglang_bw.errors import LedgerError
 from sglang_bw.ledger.entry import Entry
-from sglang_bw.ledger.record import RunRecord, read
+from sglang_bw.ledger.record import RunRecord
+from sglang_bw.ledger.runfile import read
 from sglang_bw.ledger.store import Ledger
 
 

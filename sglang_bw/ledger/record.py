@@ -1,22 +1,11 @@
-"""What an experiment leaves behind: one record a run, written line by line while it goes on.
-
-A run file is JSON Lines. The first line is a :class:`RunRecord` without blocks, written before anything starts and
-again when an arm has said what it is (the last one counts); then one line for every finished :class:`Block`, then one
-:class:`Outcome`. A file without an outcome is a run that was ended from outside; what it has
-is whole, at most its last line is cut.
-"""
+"""What an experiment leaves behind: arms, blocks of requests, ratios, and the run that holds them."""
 
 from __future__ import annotations
 
-import json
-import os
 from datetime import datetime
-from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
-from sglang_bw.errors import OutputError, UnreadableRunError
+from pydantic import BaseModel, ConfigDict, Field
 
 SCHEMA = 1
 Verdict = Literal["faster", "slower", "undecided"]
@@ -66,6 +55,7 @@ class ArmRecord(_Part):
     :ivar config: the server's own resolved configuration (``/server_info``), without what changes while it runs.
     :ivar kv_tokens: size of its KV pool, tokens.
     :ivar graphs: whether it captured decode graphs; ``None`` when it does not say.
+    :ivar memory: what its memory holds, part -> GB of one GPU; empty when it does not say.
     """
 
     name: Literal["A", "B"]
@@ -77,6 +67,7 @@ class ArmRecord(_Part):
     speculation: str | None = None
     kv_tokens: int | None = None
     graphs: bool | None = None
+    memory: dict[str, float] = Field(default_factory=dict)
     config: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -122,6 +113,25 @@ class GpuUse(_Part):
     pcie_tx_mb_s: tuple[float, ...] = ()
 
 
+class PolicyLook(_Part):
+    """What an adaptive policy believed at a moment.
+
+    :ivar at_s: since the begin of the block.
+    :ivar steps: draft steps a round; 0 is plain decoding.
+    :ivar switches: how often it has changed them since the server started.
+    :ivar accept_length: that it expects, bonus token included.
+    :ivar round_ratio: R, seconds of a round over those of a plain decode step.
+    :ivar reason: of its last switch.
+    """
+
+    at_s: float
+    steps: int
+    switches: int
+    accept_length: float | None = None
+    round_ratio: float | None = None
+    reason: str = ""
+
+
 class Block(_Part):
     """All prompts once, on one arm, at one concurrency.
 
@@ -131,6 +141,7 @@ class Block(_Part):
     :ivar client_cpu: share of one core that the client used.
     :ivar kv_use: largest share of the KV pool seen in use; ``None`` when the server does not say.
     :ivar spread_s: quantiles (0.5, 0.9, 0.99) of every gap between arrivals.
+    :ivar policy: what the server's adaptive policy believed while the block ran; empty without one.
     """
 
     kind: Literal["block"] = "block"
@@ -146,6 +157,7 @@ class Block(_Part):
     client_cpu: float = 0.0
     kv_use: float | None = None
     gpu: GpuUse | None = None
+    policy: tuple[PolicyLook, ...] = ()
     graph_share: float | None = Field(default=None, description="Share of logged decode batches that ran as a graph.")
 
 
@@ -271,73 +283,3 @@ class RunRecord(_Part):
     settings: dict[str, Any] = Field(default_factory=dict)
     blocks: tuple[Block, ...] = ()
     outcome: Outcome | None = None
-
-
-class RunFile:
-    """Writes a run as it goes on; every line is on the disk before the next block begins."""
-
-    def __init__(self, path: Path) -> None:
-        """Open a new file.
-
-        :raises OutputError: it exists, or cannot be written.
-        """
-        self.path = path
-        if path.exists():
-            raise OutputError(f"{path} is there already", hint="Name another file with --record.")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("x", encoding="utf-8")
-        except OSError as error:
-            raise self._error(error) from error
-
-    def write(self, line: RunRecord | Block | Outcome) -> None:
-        """Append a line and see it onto the disk.
-
-        :raises OutputError: the disk is full, or the like; lines before this one are kept.
-        """
-        try:
-            self._file.write(line.model_dump_json(exclude_defaults=False) + "\n")
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        except OSError as error:
-            raise self._error(error) from error
-
-    def close(self) -> None:
-        """Close the file."""
-        try:
-            self._file.close()
-        except OSError as error:
-            raise self._error(error) from error
-
-    def _error(self, error: OSError) -> OutputError:
-        return OutputError(
-            f"cannot write the record {self.path}: {error.strerror}",
-            hint="What is in it stays. Free some space, or choose another place with --record FILE.",
-        )
-
-
-def read(path: Path) -> RunRecord:
-    """Read a run file, a killed run's as well: a last line that was cut is left out.
-
-    :raises UnreadableRunError: no such file, or not a record of this version.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UnreadableRunError(f"cannot read the run {path}: {error}") from error
-    parts: list[dict[str, Any]] = []
-    for number, line in enumerate(lines, 1):
-        try:
-            parts.append(json.loads(line))
-        except ValueError as error:
-            if number < len(lines) or number == 1:
-                raise UnreadableRunError(f"{path}:{number} is no JSON; this is not a run file") from error
-    try:
-        heads = [RunRecord.model_validate(part) for part in parts if part.get("kind") == "run"]
-        blocks = tuple(Block.model_validate(part) for part in parts if part.get("kind") == "block")
-        ends = [Outcome.model_validate(part) for part in parts if part.get("kind") == "outcome"]
-    except (ValidationError, AttributeError) as error:
-        raise UnreadableRunError(f"{path} is not a run of schema {SCHEMA}: {error}") from error
-    if not heads:
-        raise UnreadableRunError(f"{path} is not a run file: it has no line of kind 'run'")
-    return heads[-1].model_copy(update={"blocks": blocks, "outcome": ends[-1] if ends else None})

@@ -22,6 +22,7 @@ class Behaviour:
     :ivar token_s: seconds between two events.
     :ivar burst: tokens an event.
     :ivar speculative: say that it speculates, three draft steps.
+    :ivar adapts: have a policy that changes its steps with every sixth request.
     :ivar fault: what goes wrong, from request ``fault_after`` on.
     :ivar differs_at: token position at which its answers differ from other servers'.
     :ivar slower: factor on ``token_s`` that grows by itself with every request (a machine that drifts).
@@ -31,6 +32,7 @@ class Behaviour:
     token_s: float = 0.002
     burst: int = 1
     speculative: bool = False
+    adapts: bool = False
     fault: str = ""
     fault_after: int = 0
     differs_at: int = -1
@@ -154,12 +156,26 @@ class Mock:
 
     def info(self) -> dict:
         spec = {"algorithm": "EAGLE3", "num_steps": 3, "eagle_topk": 1, "num_draft_tokens": 4}
+        switches = self.requests // 6
+        policy = {"steps": 3 - 2 * (switches % 2), "switches": switches, "round_ratio": 1.5, "reason": "batch 1: pays"}
+        usage = {
+            "weight": 1.5,
+            "kvcache": 0.25,
+            "startup_available": 9.0,
+            "graph": {"decode": 0.5, "draft_decode": 0.25},
+        }
         return {
             "version": self.be.version,
             "model_path": "mock",
             "disable_cuda_graph": False,
             "max_total_num_tokens": self.be.kv_tokens,
-            "internal_states": [{"decode_cuda_graph_bs": [1, 2, 4]}],
+            "internal_states": [
+                {
+                    "decode_cuda_graph_bs": [1, 2, 4],
+                    "memory_usage": usage,
+                    **({"spec_adaptive": policy} if self.be.adapts else {}),
+                }
+            ],
             **{f"speculative_{key}": value if self.be.speculative else None for key, value in spec.items()},
         }
 

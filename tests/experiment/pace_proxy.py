@@ -1,13 +1,21 @@
-"""A proxy that plants a slowdown: it takes ``factor`` times as long as the server."""
+"""A proxy that plants effects: it takes ``factor`` times as long as the server, and swaps one token for another."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 import time
 
+_IDS = re.compile(rb'"(?:token|output)_ids":\s*[\d,\s\[\]]+')
 
-async def main(upstream: int, factor: float) -> None:
+
+def swapped(data: bytes, token: bytes, other: bytes) -> bytes:
+    """Put ``other``, which has as many digits, in the place of a token wherever ids are told."""
+    return _IDS.sub(lambda found: re.sub(rb"\b%s\b" % token, other, found[0]), data)
+
+
+async def main(upstream: int, factor: float, token: bytes, other: bytes) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         up_reader, up_writer = await asyncio.open_connection("127.0.0.1", upstream)
         asked = time.monotonic()
@@ -26,7 +34,7 @@ async def main(upstream: int, factor: float) -> None:
 
             async def receive() -> None:
                 while data := await up_reader.read(65536):
-                    queue.put_nowait((asked + (time.monotonic() - asked) * factor, data))
+                    queue.put_nowait((asked + (time.monotonic() - asked) * factor, swapped(data, token, other)))
                 queue.put_nowait((0.0, b""))
 
             task = asyncio.create_task(receive())
@@ -50,4 +58,4 @@ async def main(upstream: int, factor: float) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(int(sys.argv[1]), float(sys.argv[2])))
+    asyncio.run(main(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3].encode(), sys.argv[4].encode()))

@@ -13,7 +13,17 @@ from typing import Any
 
 import pytest
 
-from sglang_bw.ledger.record import RunRecord, read
+from sglang_bw.experiment import ab as experiment
+from sglang_bw.experiment import arm as arms
+from sglang_bw.experiment import prompts as prompt_sets
+from sglang_bw.experiment.ab import Experiment
+from sglang_bw.experiment.arm import Arm, ArmPlan
+from sglang_bw.experiment.client import Sampling
+from sglang_bw.experiment.pair import Pair
+from sglang_bw.experiment.settings import Settings
+from sglang_bw.ledger.record import RunRecord
+from sglang_bw.ledger.report.policy import switches
+from sglang_bw.ledger.runfile import RunFile, read
 from tests.experiment.conftest import StartMock
 from tests.launch.serving import until
 
@@ -83,6 +93,17 @@ def test_speculation_is_told_with_its_histogram_and_its_cost(mock: StartMock, re
     assert run.arms[1].speculation == "EAGLE3, 3 steps, topk 1, 4 draft tokens"
 
 
+def test_memory_and_the_switches_of_a_policy_are_recorded(mock: StartMock, record: Path) -> None:
+    run = compare(record, mock(), mock(speculative=True, adapts=True))
+    assert run.arms[1].memory == {"weights": 1.5, "KV cache": 0.25, "graphs": 0.75, "free": 9.0}
+    assert not any(block.policy for block in run.blocks if block.arm == "A")
+    assert all(block.policy for block in run.blocks if block.arm == "B")
+    found = switches(run)
+    assert sum(one.count for one in found) == 4  # 26 requests, the warm-up's two among them
+    assert {(one.before, one.after) for one in found} <= {(1, 3), (3, 1)}
+    assert found[0].reason == "batch 1: pays"
+
+
 def test_a_planted_difference_is_shown(mock: StartMock, record: Path) -> None:
     run = compare(record, mock(), mock(differs_at=7))
     assert outcome(run).outputs.different == 6
@@ -135,6 +156,28 @@ def test_the_budget_ends_a_run(mock: StartMock, record: Path) -> None:
     arguments = ["--prompts", "tiny", "--count", "4", "--max-tokens", "8", "--within", "0.0001", "--budget", "3s"]
     run_ab(record, "--url", mock(token_s=0.01), "--url", mock(token_s=0.01), *arguments)
     assert any("the budget ended" in warning for warning in outcome(read(record)).warnings)
+
+
+def test_the_start_of_both_arms_is_no_part_of_the_budget(mock: StartMock, record: Path) -> None:
+    plans = ArmPlan("A", "a", mock(token_s=0.001)), ArmPlan("B", "b", mock(token_s=0.001))
+
+    def slowly(plan: ArmPlan) -> Arm:
+        time.sleep(1.5)
+        return Arm(plan, None)
+
+    prompts = prompt_sets.load("tiny").first(2)
+    settings = Settings(prompts, Sampling(max_tokens=4), budget_s=1.0, within=1e-6)
+    head = experiment.head(plans, (arms.planned(plans[0], None), arms.planned(plans[1], None)), settings, recipe=None)
+    Experiment(head, Pair(plans, slowly, together=True), settings, RunFile(record), Silent()).run()
+    assert len(read(record).blocks) > 4
+
+
+class Silent:
+    def block(self, name: str, round_number: int, concurrency: int, total: int) -> None: ...
+
+    def answered(self, count: int) -> None: ...
+
+    def round_over(self, rounds: int, ratios: Any) -> None: ...
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +17,8 @@ from tests.experiment.conftest import StartMock
 CHAT = Prompt("chat", messages=({"role": "user", "content": "Hello"},))
 TEXT = Prompt("text", text="Once upon")
 MANY = 256
+TRIES = 3
+DISTURBED = 0.05
 
 
 def many(count: int) -> list[Prompt]:
@@ -120,10 +122,12 @@ def test_256_streams_take_little_of_a_core(mock: StartMock) -> None:
 
 
 def test_256_streams_wait_less_than_a_millisecond(mock: StartMock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server writes into each event when it sent it; both need a core that nobody else wants."""
-    if os.getloadavg()[0] > (os.cpu_count() or 1) - 1:
-        pytest.skip("the machine is busy: waiting for a core would be measured")
-    url = mock(token_s=0.08, stamps=True)
+    """From the server's send to the end of the client's work; the server writes into each event when it sent it.
+
+    The kernel says how long this thread was ready and had no core. A run in which that was more than a little measured
+    the machine's other programs, and is made again.
+    """
+    url = mock(token_s=0.04, stamps=True)
     late: list[float] = []
     take = Arrivals.take
 
@@ -133,9 +137,22 @@ def test_256_streams_wait_less_than_a_millisecond(mock: StartMock, monkeypatch: 
             late.append(time.perf_counter() - float(stamp))
 
     monkeypatch.setattr(client.Arrivals, "take", stamped)
-    load.run_block(url, many(MANY), Sampling(max_tokens=100), MANY)
-    assert len(late) == MANY * 100
-    assert statistics.median(late) < 1e-3
+    shares = []
+    for _ in range(TRIES):
+        late.clear()
+        waited = without_a_core()
+        measured = load.run_block(url, many(MANY), Sampling(max_tokens=50), MANY)
+        assert len(late) == MANY * 50
+        shares.append((without_a_core() - waited) / measured.seconds)
+        if shares[-1] < DISTURBED:
+            assert statistics.median(late) < 1e-3
+            return
+    pytest.skip(f"other programs had the core {', '.join(f'{share:.0%}' for share in shares)} of the time")
+
+
+def without_a_core() -> float:
+    """Return how long this thread has been ready to run and did not, in seconds."""
+    return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
 
 
 def test_a_client_that_cannot_keep_up_says_so(mock: StartMock, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from sglang_bw.ledger.record import Outcome, Ratio, RunRecord
 from sglang_bw.ledger.store import Ledger
 from sglang_bw.recipes import flags, lookup
 from sglang_bw.recipes.hardware import Hardware
+from sglang_bw.recipes.schema import Recipe
 from tests.ledger.runs import BEGAN, ratio, run
 
 SPACE = Space((Setting("steps", (AS_IS, "1", "2", OFF)), Setting("max-running-requests", (AS_IS, "4", "8"))))
@@ -254,6 +255,15 @@ def test_the_recipe_carries_its_evidence_and_what_failed(tmp_path: Path) -> None
     assert "20261129-120000-abcdef" in evidence.source
     assert "ValueError: no" in again.known_failures[-1].symptom
     assert "--study study" in file.read_text()
+
+
+def test_a_tree_can_become_a_chain(tmp_path: Path) -> None:
+    spec = {"algorithm": "EAGLE3", "steps": 3, "topk": 4, "draft_tokens": 8}
+    tree = Recipe.model_validate({**lookup.find("tiny").model_dump(exclude_defaults=True), "spec": spec})
+    found = winner(speculative_eagle_topk="1")
+    launched = tuned.recipe(tree, found, [found], run(), "cpu").on(Hardware(device="cpu"))
+    assert launched.spec
+    assert (launched.spec.topk, launched.spec.steps, launched.spec.draft_tokens) == (1, 3, 4)
 
 
 def test_a_recipe_without_speculation_can_win(tmp_path: Path) -> None:

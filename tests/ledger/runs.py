@@ -47,16 +47,11 @@ def arm(name: Any, says: str, **more: Any) -> ArmRecord:
     config = {
         "mem_fraction_static": 0.8,
         "max_running_requests": 16,
-        "memory_usage": {
-            "weight": 14.2,
-            "kvcache": 50.1,
-            "graph": {"decode": 1.0, "verify": 0.3},
-            "token_capacity": 16384,
-        },
     }
+    memory = {"weights": 14.2, "KV cache": 50.1, "graphs": 1.3, "free": 8.0}
     return ArmRecord(
         name=name, says=says, url="http://127.0.0.1:30000", engine=engine, kv_tokens=16384, graphs=True, config=config,
-        argv=("--model-path", f"/models/{HOSTILE}"), **more,
+        memory=memory, argv=("--model-path", f"/models/{HOSTILE}"), **more,
     )  # fmt: skip
 
 

@@ -16,16 +16,23 @@ from selenium import webdriver
 from selenium.webdriver import Keys
 from selenium.webdriver.common.action_chains import ActionChains
 
-from sglang_bw.ledger.record import read
+from sglang_bw.ledger.record import PolicyLook
 from sglang_bw.ledger.report.page import render
+from sglang_bw.ledger.report.policy import switches
+from sglang_bw.ledger.runfile import read
 from tests.ledger.runs import HOSTILE, SCRIPT, run
 
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+_NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+CHROMIUM = next(filter(None, map(shutil.which, _NAMES)), None)
+DRIVER = shutil.which("chromedriver")
 SWITCHES = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 )  # fmt: skip
-needs_browser = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="chromium and chromedriver are not installed")
+HOW = "apt-get install chromium chromium-driver on Debian; elsewhere Chrome for Testing and its chromedriver, on PATH"
+needs_browser = pytest.mark.skipif(
+    not (CHROMIUM and DRIVER), reason=f"needs chromium and chromedriver, which the Makefile does not install ({HOW})"
+)
 CONTRAST = """
 const luminance = ([r, g, b]) => {
   const f = c => { c /= 255; return c <= .03928 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4; };
@@ -125,9 +132,28 @@ def test_sections_are_there_and_absent_ones_are_not() -> None:
 
 
 def test_a_policy_that_switched_is_drawn() -> None:
+    """Three looks a block; the third block saw a switch, the fifth two in between, the last a server started anew."""
     assert "Dashed" not in render([run()])
-    switched = render([run(settings={"policy_switches": [[12.5, 3, 1], [30.0, 1, 3]]})])
-    assert "changed its draft steps, 2 times" in switched
+    told = [(3, 0), (3, 0), (1, 1), (1, 1), (1, 3), (3, 0)]
+    blocks = [
+        block.model_copy(
+            update={
+                "policy": tuple(
+                    PolicyLook(at_s=at, steps=steps, switches=count, reason=f"batch 1: {SCRIPT}") for at in (0.0, 1.0)
+                )
+            }
+        )
+        for block, (steps, count) in zip((b for b in run().blocks if b.arm == "B"), told, strict=False)
+    ]
+    switched = run(blocks=blocks)
+    first = min(block.began for block in blocks)
+    assert [(one.before, one.after, one.count) for one in switches(switched)] == [(3, 1, 1), (1, 1, 2)]
+    assert [one.at_s for one in switches(switched)] == [
+        (blocks[number].began - first).total_seconds() for number in (2, 4)
+    ]
+    text = render([switched])
+    assert "changed its draft steps, 3 times" in text
+    assert SCRIPT not in text
 
 
 def test_simulated_and_invalid_runs_say_so_first() -> None:

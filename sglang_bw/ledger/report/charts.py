@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from sglang_bw.ledger.record import Block, Outcome, Ratio, RunRecord
+from sglang_bw.ledger.report import policy
 from sglang_bw.ledger.report.drawing import ARM_COLOURS
 
 Spec = dict[str, Any]
 _ROW = 34
+FREE = "free"
 _ARM_SCALE = {"domain": list(ARM_COLOURS), "range": list(ARM_COLOURS.values())}
 _VERDICT_SCALE = {"domain": ["faster", "undecided", "slower"], "range": ["var(--good)", "var(--ink)", "var(--bad)"]}
 _TIMES = (("ttft_s", "time to first token, s"), ("tpot_s", "time per output token, s"), ("e2e_s", "end to end, s"))
@@ -118,8 +120,13 @@ def latencies(run: RunRecord) -> Iterator[tuple[str, Spec]]:
 
 
 def memory(run: RunRecord) -> Spec | None:
-    """Draw what each arm's server says its memory holds, GB of one GPU."""
-    rows = [{"arm": arm.name, "what": what, "GB": size} for arm in run.arms for what, size in memory_of(arm.config)]
+    """Draw what each arm's server says its memory holds, GB of one GPU; what is free stays out."""
+    rows = [
+        {"arm": arm.name, "what": what, "GB": size, "order": number}
+        for arm in run.arms
+        for number, (what, size) in enumerate(arm.memory.items())
+        if what != FREE
+    ]
     if not rows:
         return None
     return {
@@ -129,25 +136,13 @@ def memory(run: RunRecord) -> Spec | None:
         "encoding": {
             "y": {"field": "arm", "type": "nominal", "title": None},
             "x": {"field": "GB", "type": "quantitative", "title": "GB of one GPU"},
-            "color": {"field": "what", "type": "nominal", "scale": {"range": [f"var(--c{n})" for n in range(1, 6)]}},
+            "order": {"field": "order", "type": "quantitative"},
+            "color": {
+                "field": "what", "type": "nominal", "sort": None,
+                "scale": {"range": [f"var(--c{n})" for n in range(1, 6)]},
+            },
         },
-    }
-
-
-def memory_of(config: dict[str, Any]) -> list[tuple[str, float]]:
-    """Return parts of memory and their sizes in GB, as ``/server_info`` has them."""
-    states = config.get("internal_states") or [{}]
-    first = states[0] if isinstance(states, list) and isinstance(states[0], dict) else {}
-    found = config.get("memory_usage") or first.get("memory_usage") or {}
-    if not isinstance(found, dict):
-        return []
-    graphs = found.get("graph")
-    sizes = {
-        "weights": found.get("weight"),
-        "KV cache": found.get("kvcache"),
-        "graphs": sum(graphs.values()) if isinstance(graphs, dict) else graphs,
-    }
-    return [(name, float(size)) for name, size in sizes.items() if isinstance(size, int | float)]
+    }  # fmt: skip
 
 
 def round_cost(outcome: Outcome) -> Spec | None:
@@ -202,12 +197,17 @@ def timeline(run: RunRecord) -> Spec | None:
                 "x": {"field": "s", **x},
                 "y": {"field": "tok/s", "type": "quantitative", "title": "output tok/s"},
                 "color": _arm(),
-                "shape": {"field": "concurrency", "type": "nominal"},
+                "shape": {
+                    "field": "concurrency",
+                    "type": "nominal",
+                    "sort": None,
+                    "legend": {"symbolFillColor": "var(--ink)", "symbolStrokeColor": "var(--ink)"},
+                },
             },
         }
     ]
-    if switches := policy_switches(run):
-        marks = [{"s": seconds, "steps": f"{before} to {after} steps"} for seconds, before, after in switches]
+    if switches := policy.switches(run):
+        marks = [{"s": one.at_s, "steps": f"{one.arm}: {one.before} to {one.after} steps"} for one in switches]
         layers.append(
             {
                 "data": {"values": marks},
@@ -216,15 +216,6 @@ def timeline(run: RunRecord) -> Spec | None:
             }
         )
     return {"height": 220, "data": {"values": rows}, "layer": layers}
-
-
-def policy_switches(run: RunRecord) -> list[tuple[float, int, int]]:
-    """Return when an adaptive policy changed the draft steps: seconds since the first block, before, after.
-
-    A run that watched for it has them among its settings, as ``policy_switches``.
-    """
-    found = run.settings.get("policy_switches") or []
-    return [(float(at), int(before), int(after)) for at, before, after in found]
 
 
 def _speculative_length(ratio: Ratio) -> float | None:

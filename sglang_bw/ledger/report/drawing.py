@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 _SVG = "http://www.w3.org/2000/svg"
 ARM_COLOURS = {"A": "var(--a)", "B": "var(--b)"}
-WIDTH = 500
+WIDTH = 420  # with the labels it fits a telephone without scrolling
 _numbers = itertools.count(1)
 
 _CONFIG: dict[str, Any] = {
@@ -25,15 +25,15 @@ _CONFIG: dict[str, Any] = {
     "view": {"stroke": None},
     "axis": {
         "labelColor": "var(--ink)", "titleColor": "var(--ink)", "domainColor": "var(--line)",
-        "tickColor": "var(--line)", "gridColor": "var(--grid)", "labelFontSize": 13, "titleFontSize": 13,
+        "tickColor": "var(--line)", "gridColor": "var(--grid)", "labelFontSize": 14, "titleFontSize": 14,
         "titleFontWeight": "normal", "labelLimit": 240, "titlePadding": 8,
     },
+    "axisX": {"tickCount": 6, "labelFlush": False, "labelOverlap": "parity"},
     "legend": {
-        "labelColor": "var(--ink)", "titleColor": "var(--ink)", "labelFontSize": 13, "titleFontSize": 12,
-        "orient": "top", "labelLimit": 480, "title": None, "direction": "vertical",
+        "labelColor": "var(--ink)", "titleColor": "var(--ink)", "labelFontSize": 14, "titleFontSize": 14,
+        "symbolOpacity": 1, "orient": "top", "labelLimit": 480, "title": None, "direction": "vertical",
     },
-    "header": {"labelColor": "var(--ink)", "titleColor": "var(--ink)", "labelFontSize": 13},
-    "line": {"strokeWidth": 2}, "point": {"size": 60, "filled": True}, "rule": {"color": "var(--line)"},
+    "line": {"strokeWidth": 2}, "point": {"size": 60, "filled": True, "opacity": 1}, "rule": {"color": "var(--line)"},
 }  # fmt: skip
 
 

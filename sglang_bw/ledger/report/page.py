@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from sglang_bw.ledger.record import Outcome, Ratio, RunRecord
-from sglang_bw.ledger.report import charts, tables
+from sglang_bw.ledger.report import charts, policy, tables
 from sglang_bw.ledger.report.drawing import draw
 from sglang_bw.ledger.report.tables import Cells, Table
 
@@ -112,7 +112,7 @@ def _sections(run: RunRecord) -> Iterator[Section]:
         yield Section("numbers", "All numbers", "Quantiles are 0.5, 0.9 and 0.99.", table=tables.numbers(outcome))
     yield _memory(run)
     if spec := charts.timeline(run):
-        yield Section("timeline", "In time", _timeline_says(run), draw(spec))
+        yield Section("timeline", "In time", _timeline_says(run), draw(spec), tables.switches(run))
     if outcome and outcome.outputs:
         yield _outputs(outcome)
     yield Section("difference", "Configuration that differs", "", table=tables.difference(run))
@@ -180,20 +180,17 @@ def _memory(run: RunRecord) -> Section:
         for key in keys
         if any(key in arm.config for arm in run.arms)
     ]
-    names = dict.fromkeys(name for arm in run.arms for name, _ in charts.memory_of(arm.config))
-    rows += [
-        (f"{name}, GB", *(tables.number(dict(charts.memory_of(arm.config)).get(name), 2) for arm in run.arms))
-        for name in names
-    ]
+    parts = dict.fromkeys(part for arm in run.arms for part in arm.memory)
+    rows += [(f"{part}, GB", *(tables.number(arm.memory.get(part), 2) for arm in run.arms)) for part in parts]
     drawn = charts.memory(run)
     table = Table(("", "A", "B"), tuple(rows))
     return Section("memory", "Memory", "As the servers report it.", draw(drawn) if drawn else None, table)
 
 
 def _timeline_says(run: RunRecord) -> str:
-    switches = charts.policy_switches(run)
-    policy = f" Dashed: an adaptive policy changed its draft steps, {len(switches)} times." if switches else ""
-    return f"Every block in the order in which it ran.{policy}"
+    seen = sum(one.count for one in policy.switches(run))
+    switched = f" Dashed: an adaptive policy changed its draft steps, {seen} times." if seen else ""
+    return f"Every block in the order in which it ran.{switched}"
 
 
 def _outputs(outcome: Outcome) -> Section:

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from sglang_bw.ledger.record import ArmNumbers, ArmRecord, Outcome, RunRecord
+from sglang_bw.ledger.report import policy
 
 Cells = tuple[str, ...]
+_APART = "\N{NO-BREAK SPACE}/\N{NO-BREAK SPACE}"
 
 
 @dataclass(frozen=True)
@@ -38,14 +40,14 @@ def _arm_numbers(arm: ArmNumbers) -> Cells:
     gpu = arm.gpu
     return (
         f"{arm.tok_s:.1f}",
-        *(" / ".join(f"{value:.4g}" for value in times) for times in (arm.ttft_s, arm.tpot_s, arm.itl_s, arm.e2e_s)),
+        *(_APART.join(f"{value:.4g}" for value in times) for times in (arm.ttft_s, arm.tpot_s, arm.itl_s, arm.e2e_s)),
         number(arm.goodput, 3),
         number(arm.accept_length, 3),
         percent(arm.kv_use),
         percent(arm.graph_share),
         mean(gpu.clock_mhz if gpu else ()),
         mean(gpu.power_w if gpu else ()),
-        f"{mean(gpu.pcie_rx_mb_s)} / {mean(gpu.pcie_tx_mb_s)}" if gpu else "-",
+        f"{mean(gpu.pcie_rx_mb_s)}{_APART}{mean(gpu.pcie_tx_mb_s)}" if gpu else "-",
     )
 
 
@@ -78,6 +80,15 @@ def versions(run: RunRecord) -> Table:
     gpus = ", ".join(host.gpus) or "no GPU"
     machine = f"{host.fingerprint}: {host.cpu}, {host.cores} cores, {host.memory_gib:.0f} GiB, {gpus}"
     return Table(("", "A", "B"), (*rows, ("machine", machine, f"driver {host.driver or '-'}"), ("tool", run.tool, "")))
+
+
+def switches(run: RunRecord) -> Table | None:
+    """Return when adaptive policies changed their draft steps, and why; ``None`` when they did not."""
+    rows = tuple(
+        (f"{one.at_s:.1f}", one.arm, f"{one.before} to {one.after}", str(one.count), one.reason)
+        for one in policy.switches(run)
+    )
+    return Table(("seconds", "arm", "draft steps", "switches", "the policy says"), rows) if rows else None
 
 
 def number(value: float | None, digits: int) -> str:

@@ -1,0 +1,77 @@
+"""Values that options of several commands take."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from sglang_bw.experiment.verdict import Limits
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
+
+
+class Share(click.ParamType[float]):
+    """``3%`` or ``0.03``."""
+
+    name = "share"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the share as a number between 0 and 1."""
+        text = str(value)
+        try:
+            share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        except ValueError:
+            share = 0.0
+        if not 0 < share < 1:
+            self.fail(f"{value!r} is no share such as 3% or 0.03.", param, ctx)
+        return share
+
+
+class Duration(click.ParamType[float]):
+    """``90s``, ``20m``, ``2h``; a bare number is seconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return seconds."""
+        if not (match := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", str(value).strip())):
+            self.fail(f"{value!r} is no duration such as 90s, 20m or 2h.", param, ctx)
+        return float(match[1]) * _UNITS[match[2]]
+
+
+class Numbers(click.ParamType[tuple[int, ...]]):
+    """``1,4,16``."""
+
+    name = "numbers"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        """Return the numbers, each once."""
+        if isinstance(value, tuple):
+            return value
+        parts = value.split(",")
+        if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+            self.fail(f"{value!r} is no list of numbers such as 1,4,16.", param, ctx)
+        return tuple(dict.fromkeys(int(part) for part in parts))
+
+
+class LimitsType(click.ParamType["Limits"]):
+    """``ttft=0.5,tpot=0.05``, seconds."""
+
+    name = "limits"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Limits:
+        """Return the limits of a good request."""
+        from sglang_bw.experiment.verdict import Limits
+
+        if isinstance(value, Limits):
+            return value
+        found = {}
+        for part in value.split(","):
+            name, _, number = part.partition("=")
+            if name not in ("ttft", "tpot", "e2e") or not re.fullmatch(r"\d+(\.\d+)?", number):
+                self.fail(f"{part!r} is no limit such as ttft=0.5, tpot=0.05 or e2e=10 (seconds).", param, ctx)
+            found[f"{name}_s"] = float(number)
+        return Limits(**found)
