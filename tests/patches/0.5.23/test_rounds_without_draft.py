@@ -68,6 +68,76 @@ def test_a_round_of_0_steps_runs_the_target_alone(monkeypatch: pytest.MonkeyPatc
     assert ran == ["decode"], f"a round of 0 steps runs {', '.join(ran)}"
 
 
+def test_the_lengths_are_published_before_the_target_runs() -> None:
+    """They are known then; a schedule that waits for them would wait for the round."""
+    from sglang.srt.speculative import plain_decode as module
+
+    target = SimpleNamespace(
+        model_runner=SimpleNamespace(
+            device="cpu",
+            req_to_token_pool=SimpleNamespace(req_to_token=torch.zeros(4, 8)),
+            attn_backend=None,
+            decode_cuda_graph_runner=None,
+        )
+    )
+    order: list[tuple[str, list[int]]] = []
+    out = SimpleNamespace(
+        next_token_ids=torch.tensor([7, 8]),
+        logits_output=None,
+        can_run_cuda_graph=False,
+        routed_experts_output=None,
+        indexer_topk_output=None,
+    )
+
+    def generate(**_: Any) -> Any:
+        order.append(("target", []))
+        return out
+
+    target.forward_batch_generation = generate
+    plain = module.PlainDecode(target, attn_backend=None, graph_runner=None)
+    for overlap in (True, False):
+        order.clear()
+        proposals = {"topk_p": torch.ones(2, 1), "topk_index": torch.ones(2, 1), "hidden_states": torch.ones(2, 4)}
+        batch = SimpleNamespace(
+            spec_info=SimpleNamespace(bonus_tokens=torch.tensor([1, 2]), **proposals),
+            seq_lens=torch.tensor([3, 5]),
+            seq_lens_cpu=None,
+            req_pool_indices=None,
+            req_to_token_pool=target.model_runner.req_to_token_pool,
+            device="cpu",
+            enable_overlap=overlap,
+        )
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "assign_extend_cache_locs_uniform_func", lambda **_: None)
+            patch.setattr(module.ForwardBatch, "init_new", lambda *_, **__: None)
+            result = plain.forward(batch, lambda lens: order.append(("publish", lens.tolist())))
+        assert order == [("publish", [4, 6]), ("target", [])]
+        assert result.new_seq_lens.tolist() == [4, 6]
+        assert result.accept_lens.tolist() == [1, 1]
+        # The relay of the overlap scheduler keeps what is not overwritten.
+        assert (result.next_draft_input.topk_p is None) is overlap
+
+
+def test_the_relay_keeps_proposals_that_a_plain_round_leaves_out() -> None:
+    from sglang.srt.managers import overlap_utils
+    from sglang.srt.speculative import spec_utils
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    pool = SimpleNamespace(req_to_token=torch.zeros(4, 8))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spec_utils, "spec_need_hidden_states", lambda *_: True)
+        relay = overlap_utils.FutureMap(torch.device("cpu"), SpeculativeAlgorithm.EAGLE3, pool)
+        rows = torch.tensor([1, 3])
+        full = overlap_utils.RelayPayload(
+            torch.tensor([5, 6]), torch.ones(2, 1), torch.tensor([[8], [9]]), torch.full((2, 4), 2.0)
+        )
+        relay.stash(rows, full)
+        relay.stash(rows, overlap_utils.RelayPayload(torch.tensor([15, 16])))
+    assert relay.output_tokens_buf[rows].tolist() == [15, 16]
+    assert relay.topk_index_buf[rows].tolist() == [[8], [9]]
+    assert relay.hidden_states_buf[rows].tolist() == [[2.0] * 4] * 2
+
+
 class Pattern:
     """A policy that follows a list of step counts and remembers the rounds."""
 
