@@ -31,12 +31,12 @@ def _no_data_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
 
 
-def store(recipe: str, device: str = "cuda", *, complete: bool = True) -> Path:
+def store(recipe: str, device: str = "cuda", *, complete: bool = True, seconds: float = 0.025) -> Path:
     """Store a result of 3 steps at batch 4 on this host, as `probe round` does."""
     host = fingerprint.take()
     result = Result(host, recipe, "0.5.23", device, complete=complete)
     result.plain[4] = Point(4, 1.0, 0.010, 0.0, False)
-    result.rounds[3, 4] = [Point(4, length, 0.025, 0.0, True) for length in (1.0, 4.0)]
+    result.rounds[3, 4] = [Point(4, 1.0, 0.025, 0.0, True), Point(4, 4.0, seconds, 0.0, True)]
     place = probes.place("round", host.key, recipe, device)
     probes.write(place, result.as_json())
     return place
@@ -73,6 +73,10 @@ def test_a_result_of_another_host_recipe_or_device_is_none_and_half_of_one_too()
     assert seed.find(replace(launch(), device="cpu"), key(), RECIPE) is None
     store(RECIPE, complete=False)
     assert seed.find(launch(), key(), RECIPE) is None
+    store(RECIPE, seconds=0.05)  # no straight line
+    assert seed.find(launch(), key(), RECIPE) is None
+    store(RECIPE)
+    assert seed.find(launch(), key(), RECIPE) is not None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"complete": true, "taken": "x", "table": [[1, 2]]}'])

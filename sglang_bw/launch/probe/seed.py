@@ -19,10 +19,20 @@ CONFIG_FLAG = "speculative-adaptive-config"
 _CANDIDATES = (1, 3, 5, 7)
 
 
+class _Line(BaseModel):
+    straight: bool | None
+
+
 class _Stored(BaseModel):
     complete: bool
     taken: str
     table: list[tuple[int, int, float]]
+    rounds: list[_Line]
+
+    @property
+    def usable(self) -> bool:
+        """Whether all was measured, and every line of it can be believed."""
+        return self.complete and not any(line.straight is False for line in self.rounds)
 
 
 @dataclass(frozen=True)
@@ -49,7 +59,7 @@ class Seed:
 
 
 def find(command: Command, host_key: str, recipe: str) -> Seed | None:
-    """Return what a launch can begin with: the complete result of this host, this recipe and these steps.
+    """Return what a launch can begin with: the result of this host, this recipe and these steps.
 
     ``None`` for a launch without the goodput policy, or with a config of its own.
 
@@ -65,7 +75,7 @@ def find(command: Command, host_key: str, recipe: str) -> Seed | None:
     except (OSError, ValidationError):
         return None
     rows = [list(row) for row in stored.table if row[0] <= int(steps)]
-    if not stored.complete or not any(row[0] for row in rows):
+    if not stored.usable or not any(row[0] for row in rows):
         return None
     candidates = sorted({0, int(steps), *(k for k in _CANDIDATES if k < int(steps))})
     return Seed(place, stored.taken, {"1": {"candidate_steps": candidates}, "costs": rows})
