@@ -112,14 +112,14 @@ def _print(rows: list[measured.Row], left: dict[int, str], cells: list[Compariso
         )
     ours, stock = min(cell.share for cell in cells), min(cell.stock_share for cell in cells)
     console.print(f"least of the best fixed choice: ours {ours:.3f}, stock {stock:.3f} (bar {LEAST_SHARE})")
-    console.print(
-        f"\n{'trace':44} {'ours':>7} {'stock':>7} {'settled':>8} {'switches':>8}   regret, bar {MOST_REGRET:.0%}"
-    )
+    head = f"{'trace':44} {'ours':>7} {'held':>7} {'stock':>7} {'settled':>8} {'switches':>8}"
+    console.print(f"\n{head}   regret, bar {MOST_REGRET:.0%} of held")
     for row in made:
         settled = max(played.settled for played in row.ours)
         switches = max(len(played.switches) for played in row.ours)
         console.print(
-            f"{row.trace.name:44} {row.regret:7.1%} {row.stock_regret:7.1%} {settled:8} {switches:8}", markup=False
+            f"{row.trace.name:44} {row.regret:7.1%} {row.held:7.1%} {row.stock_regret:7.1%} {settled:8} {switches:8}",
+            markup=False,
         )
 
 

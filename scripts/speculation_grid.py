@@ -9,6 +9,11 @@ adaptive arm runs one block that is not counted (the others at a new batch size 
 the order reversed in every other round. A point's number is goodput over the best other arm; ratios are taken within a
 round.
 
+Every server captures graphs of the sitting's batches only. Two sittings may run side by side, each on a GPU of its own:
+
+    CUDA_VISIBLE_DEVICES=0 python scripts/speculation_grid.py --batches 1 4 --out a.json ... &
+    CUDA_VISIBLE_DEVICES=1 python scripts/speculation_grid.py --batches 16 64 --out b.json ...
+
 ``--explore`` instead forces each step count of the goodput server and measures it against ``off``.
 """
 
@@ -115,11 +120,13 @@ class Grid:
     def __init__(self, options: argparse.Namespace, scratch: Path, names: list[str]) -> None:
         self.options = options
         self.vocabulary = SHAPES[options.shape]["vocab"]
-        self.largest = max(batch for _, batch in options.points)
+        batches = sorted({batch for _, batch in options.points})
+        self.largest = batches[-1]
         self.flags = speed_flags(scratch, options.device, options.shape) | {"max-running-requests": self.largest}
         if options.device == "cuda":
-            # Prefill is not what is measured, and its graphs take most of a start.
+            # Graphs take most of a start: prefill is not what is measured, and no other batches are sent.
             self.flags |= {"cuda-graph-max-bs-decode": self.largest, "disable-prefill-cuda-graph": None}
+            self.flags["cuda-graph-bs-decode"] = batches
         self.servers: dict[str, Server] = {}
         self.controls: dict[str, Path] = {}
         self.seed = 0

@@ -106,13 +106,20 @@ def speed_flags(scratch: Path, device: str, shape: str) -> Record:
 
 def start_engine(name: str, tree: Path, flags: Record, scratch: Path, environ: dict[str, str] | None = None) -> Server:
     """Start an engine with a simulated accept length, with ``environ`` over the environment."""
-    tokens = [word for key, value in flags.items() for word in (f"--{key}", *([] if value is None else [str(value)]))]
+    tokens = [word for key, value in flags.items() for word in (f"--{key}", *_words(value))]
     port, log = free_port(), scratch / f"{name}.log"
     command = [sys.executable, "-P", "-m", "sglang.launch_server", *tokens, "--port", str(port)]
     own = {"PYTHONPATH": str(tree), "SGLANG_SIMULATE_ACC_LEN": str(ACCEPT_LENGTH)} | (environ or {})
     if flags["device"] == "cpu":
         own["SGLANG_USE_CPU_ENGINE"] = "1"
     return Server(name, spawn(command, dict(os.environ) | own, log, log), port, log, time.monotonic())
+
+
+def _words(value: Any) -> list[str]:
+    """Return what stands behind a flag: nothing, one word, or the words of a list."""
+    if value is None:
+        return []
+    return [str(word) for word in value] if isinstance(value, list) else [str(value)]
 
 
 def start_serve(name: str, options: list[str], engine_flags: list[str], scratch: Path) -> Server:

@@ -28,6 +28,7 @@ from sglang_bw.launch import preflight, selection, server, warmup, weights
 from sglang_bw.launch.command import Command
 from sglang_bw.launch.engine import Engine
 from sglang_bw.launch.journal import Attempt
+from sglang_bw.launch.probe import seed
 from sglang_bw.launch.process import SignalRelay, shell_code
 from sglang_bw.launch.server import Server
 from sglang_bw.plan.speculation import Cell
@@ -128,6 +129,7 @@ def serve(
     )
     if gpus:
         command = replace(command, env={**command.env, **preflight.visible(gpus, here)})
+    command = _seeded(command, recipe)
     if dry_run:
         if problem := refusals.only_for_gpus(recipe, command):
             err.print(f"note: {problem.message}; --device cuda prints the line for GPUs", style="yellow", markup=False)
@@ -164,6 +166,15 @@ def serve(
     console.end(running, code)
     journal.ended(running, code)
     return shell_code(code)
+
+
+def _seeded(command: Command, recipe: Recipe) -> Command:
+    """Return the launch with what `probe round` measured on this host, if there is anything to use."""
+    found = seed.find(command, fingerprint.take().key, recipe.id)
+    if found is None:
+        return command
+    err.print(f"note: the policy begins with the cost of rounds of {found.taken}: {found.probe}", markup=False)
+    return found.give(command)
 
 
 def _baseline(

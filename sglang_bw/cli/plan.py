@@ -43,7 +43,12 @@ class _Positive(click.IntRange):
     "--accept-log", type=_FILE, metavar="FILE", help="Accept lengths of your traffic: engine log, or JSON lines."
 )
 @click.option("--decode", type=_FILE, metavar="FILE.csv", help="Plain decoding here: context,concurrency,tok_s.")
-@click.option("--probe-round", type=_FILE, metavar="FILE.json", help="Result of `probe round` on this host.")
+@click.option(
+    "--probe-round",
+    type=_FILE,
+    metavar="FILE.json",
+    help="Result of `probe round`; the stored one of this host if left out.",
+)
 @click.option("--probe-allreduce", type=_FILE, metavar="FILE.json", help="Result of `probe allreduce` on this host.")
 @click.option("--replay", type=_FILE, metavar="FILE.csv", help="Predict every row of a published table, and compare.")
 @click.option("--accept-length-given", is_flag=True, help="With --replay: accept lengths in the file are inputs.")
@@ -91,7 +96,6 @@ def plan(
     from sglang_bw.plan import plan as plans
     from sglang_bw.plan.pays import Measured
 
-    measured = Measured(accept_log, decode, probe_round, probe_allreduce)
     try:
         extra = flags.parse(engine_flags)
     except flags.NotAFlagError as error:
@@ -113,6 +117,9 @@ def plan(
             extra=extra,
         )
     )
+    if probe_round is None:
+        question, probe_round = planning.with_stored_round(question)
+    measured = Measured(accept_log, decode, probe_round, probe_allreduce)
     with _progress() as tell:
         made = plans.make(question, ask="no" if no_resolve else "run", force=force, measured=measured, tell=tell)
     if as_json:

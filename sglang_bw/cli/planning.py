@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sglang_bw.errors import GpuSelectionError, NotInstalledError, PlanInputError, UnknownBoardError
 from sglang_bw.fork.series import Series, newest_base, patches_root
 from sglang_bw.fork.verify import State
-from sglang_bw.host import boards, nvml
+from sglang_bw.host import boards, fingerprint, nvml, probes
 from sglang_bw.host.boards import Board
 from sglang_bw.host.gpus import Gpus
 from sglang_bw.launch import command as commands
@@ -107,6 +107,21 @@ def planned(engine: Engine) -> PlannedEngine:
     if there.location:
         files = EngineFiles(engine.python, there.location, there.version, engine.tree)
     return PlannedEngine(there.version, _topics(patch.file for patch in there.patches), files)
+
+
+def with_stored_round(question: Question) -> tuple[Question, Path | None]:
+    """Return the stored result of `probe round` for the recipe on this host, and the question with a note of it.
+
+    A plan for other GPUs than those here gets none.
+    """
+    here = seen(nvml.read(nvml.load()))
+    planned_for = question.machine
+    if here is None or here[0].board != planned_for.board or here[0].count < planned_for.count:
+        return question, None
+    place = probes.place("round", fingerprint.take().key, question.recipe.id, planned_for.device)
+    if not place.is_file():
+        return question, None
+    return replace(question, notes=(*question.notes, f"cost of a round: measured here, {place}")), place
 
 
 def _machine(recipe: Recipe, wish: Wish) -> tuple[Hardware, Board, tuple[str, ...]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import tempfile
+from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Protocol
@@ -35,6 +36,23 @@ class Fixed:
     def launch(self, _batch: int, _done: float) -> int:
         """Return the number."""
         return self.steps
+
+    def observe(self, _steps: int, _batch: int, _accepted: list[int], _gap: float | None) -> None:
+        """Learn nothing."""
+
+
+class Late:
+    """An oracle that looks back: it knows the costs and, some rounds late, the acceptance."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._past: deque[float] = deque(maxlen=trace.known_after + 1)
+
+    def launch(self, batch: int, done: float) -> int:
+        """Choose what would have been best for this batch then."""
+        self._past.append(done)
+        then, trace = self._past[0], self._trace
+        return max(trace.candidates, key=lambda steps: trace.length(steps, then) / trace.seconds(steps, batch))
 
     def observe(self, _steps: int, _batch: int, _accepted: list[int], _gap: float | None) -> None:
         """Learn nothing."""

@@ -26,6 +26,7 @@ class Trace:
     :ivar common: whether all requests of a round accept equally many, as under simulated acceptance.
     :ivar catch_up: seconds of bringing the draft up to date, paid on leaving plain decoding.
     :ivar catch_up_tokens: plain decode steps after which it is paid as well.
+    :ivar known_after: rounds after which the oracle that the policy is held to knows of a change; 0 is at once.
     :ivar table_error: relative error of the start-up table; ``None`` for an engine that measures nothing at start-up.
     """
 
@@ -43,6 +44,7 @@ class Trace:
     catch_up: float = 0.0
     catch_up_tokens: int = 16
     table_error: float | None = 0.05
+    known_after: int = 0
 
     def length(self, steps: int, done: float) -> float:
         """Return the expected accept length of a round, bonus token included."""

@@ -22,6 +22,9 @@ PCIE = {0: 1e3 * _FIRST_PLAIN, 1: 27.0, 3: 1e3 * _FIRST_ROUND}
 
 _USELESS: Rates = (0.0,)
 _GOOD: Rates = (0.8,)
+_ALL: Rates = (1.0,)
+# Rounds, four plans: where acceptance flips often nobody can know it at once, and the bar is an oracle that is so late.
+KNOWN_AFTER = 32
 
 
 def first_system() -> Trace:
@@ -35,7 +38,7 @@ def synthetic(cliff: Mapping[tuple[int, int], float]) -> list[Trace]:
 
     :param cliff: (draft steps, batch) -> seconds, from a table where the step to 32 verified rows costs a multiple.
     """
-    return [*_fixed(), *_drifting(), _cliff(cliff), *_disturbed(), first_system()]
+    return [*_fixed(), *_drifting(), *_flipping(), _cliff(cliff), *_disturbed(), first_system()]
 
 
 def _fixed() -> list[Trace]:
@@ -61,6 +64,27 @@ def _drifting() -> list[Trace]:
         Trace("good, then useless", _table(H200_1), _pieces((6000,), (_GOOD, _USELESS)), tokens=length),
         Trace("PCIe, useless, then all accepted", _table(PCIE), _pieces((6000,), (_USELESS, (1.0,))), tokens=length),
     ]
+
+
+def _flipping() -> list[Trace]:
+    found = []
+    for host, costs, good, period in (
+        ("H200", H200_1, _GOOD, 700),
+        ("H200", H200_1, _ALL, 700),
+        ("H200", H200_1, _ALL, 2000),
+        ("PCIe", PCIE, _ALL, 700),
+    ):
+        ends = [period * number for number in range(1, 12)]
+        found.append(
+            Trace(
+                f"{host}, useless and {good[0]} by turns of {period}",
+                _table(costs),
+                _pieces(ends, [_USELESS, good] * 6),
+                tokens=12 * period,
+                known_after=KNOWN_AFTER,
+            )
+        )
+    return found
 
 
 def _cliff(costs: Mapping[tuple[int, int], float]) -> Trace:

@@ -6,6 +6,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -137,6 +138,112 @@ def test_regret_with_drifting_acceptance() -> None:
 def test_regret_with_a_cost_cliff() -> None:
     runs = [simulate(cliff, lambda _: [0.8], batches=(4, 12, 20), table=0.1, seed=seed) for seed in range(3)]
     assert sum(run[0] for run in runs) / 3 <= 0.03
+
+
+def test_regret_with_acceptance_that_flips() -> None:
+    """Useless and accepted by turns, some hundred rounds each: seen from 40 % (a fixed choice) it is nearly free."""
+    runs = [
+        simulate(fixed(H200_1), lambda n: [1.0] if n // 400 % 2 else REJECTED, table=0.1, seed=seed, tokens=8000)
+        for seed in range(3)
+    ]
+    assert sum(run[0] for run in runs) / 3 <= 0.05
+
+
+def test_a_change_of_acceptance_is_seen_within_rounds() -> None:
+    from sglang.srt.speculative.goodput_policy import Survival
+
+    for before, after, within in ((1, 0, 8), (0, 1, 4), (0.5, 0, 20)):
+        dice = random.Random(3)
+        survival = Survival(160.0)
+        for launch in range(200):
+            survival.observe(1, [int(dice.random() < before)], launch)
+            survival.notice_change()
+        assert survival.changes == 0, (before, after)
+        for launch in range(200, 200 + within):
+            survival.observe(1, [after], launch)
+            survival.notice_change()
+        assert survival.changes == 1, (before, after)
+        assert survival.length(1, 200 + within) == pytest.approx(1 + after, abs=0.1)
+
+
+def test_steady_acceptance_is_rarely_taken_for_a_change() -> None:
+    from sglang.srt.speculative.goodput_policy import Survival
+
+    dice = random.Random(1)
+    survival = Survival(160.0)
+    for launch in range(10_000):
+        survival.observe(3, [draw(dice, [0.7], 3)], launch)
+        survival.notice_change()
+    assert survival.changes <= 10
+
+
+def test_a_probe_is_paid_for_before_the_next_one() -> None:
+    """With plans more often than a probe lasts, probes still do not run into each other."""
+    from sglang.srt.speculative.goodput_policy import AFTER_PROBE, GoodputConfig, GoodputPolicy, Round
+
+    policy = GoodputPolicy({1: [0, 1, 3]}, 0, config=GoodputConfig(sync_launches=1, budget=0.5))
+    probing: list[int] = []
+    for launch in range(400):
+        steps = policy.launch(1)
+        if steps != 0:
+            probing.append(launch)
+        policy.observe(Round(steps, 1, [0], H200_1[steps] / 1e3))
+        policy.adopt(policy.make_plan())
+        policy._tiers[0].steps = 0
+    gaps = [later - earlier for earlier, later in pairwise(probing)]
+    assert policy.probes > 3
+    assert all(gap == 1 or gap > AFTER_PROBE for gap in gaps)
+
+
+def test_a_useless_draft_costs_no_more_than_the_budget() -> None:
+    """Off, then 4,000 rounds: what the probes took is their budget and the first measurement."""
+    regret, switches, _ = simulate(fixed(H200_64), lambda _: REJECTED, table=0.1)
+    assert switches == 1
+    assert regret <= 0.018
+
+
+def test_costs_of_an_earlier_measurement_count_at_once() -> None:
+    from sglang.srt.speculative.goodput_cost import CostTable
+    from sglang.srt.speculative.goodput_params import read_costs
+
+    measured = read_costs([[0, 16, 0.0051], [3, 16, 0.0086]])
+    table = CostTable({(k, s): 4e-3 + 1e-3 * k for k in (0, 1, 3) for s in (1, 16, 64)})
+    table.seed(measured)
+    assert table.seconds(3, 16) == pytest.approx(0.0086)
+    assert table.seconds(3, 12) == pytest.approx(0.0086)
+    assert table.is_measured(0, 16)
+    assert not table.is_measured(1, 16)
+    # What the table lacks of one drafting round it lacks of the others, and at other sizes too.
+    assert table.seconds(1, 16) / 5e-3 == pytest.approx(0.0086 / 7e-3)
+    assert table.seconds(1, 64) / table.seconds(0, 64) == pytest.approx(5 / 4 * (0.0086 / 7) / (0.0051 / 4))
+    guess = CostTable.guess((0, 1, 3), (1, 2, 4, 8, 16))
+    guess.seed(measured)
+    assert guess.seconds(0, 16) == pytest.approx(0.0051)
+
+
+@pytest.mark.parametrize(
+    "rows", [5, [[1, 2]], [[1, 0, 0.1]], [[-1, 1, 0.1]], [[1, 1, 0]], [[1.5, 1, 0.1]], ["abc"]], ids=str
+)
+def test_costs_that_are_none_are_refused(rows: object) -> None:
+    from sglang.srt.speculative.goodput_params import read_costs
+
+    with pytest.raises(ValueError, match="rows of \\[steps, batch, seconds\\]"):
+        read_costs(rows)
+
+
+def test_what_comes_between_two_rounds_teaches_no_relative_cost() -> None:
+    """A new context arrives with the switch: the cheaper rounds are not the new step count's doing."""
+    from sglang.srt.speculative.goodput_cost import CostTable
+
+    for interrupted, expected_ratio in ((False, 0.5 * 1.25), (True, 1.25)):
+        table = CostTable({(0, 8): 4e-3, (3, 8): 5e-3})
+        for _ in range(100):
+            table.measure(0, 8, 8e-3)
+        if interrupted:
+            table.interrupt()
+        for _ in range(12):
+            table.measure(3, 8, 5e-3)
+        assert table.relative(3, 8) / table.relative(0, 8) == pytest.approx(expected_ratio)
 
 
 def test_two_policies_with_the_same_calls_agree() -> None:

@@ -68,6 +68,76 @@ def test_a_round_of_0_steps_runs_the_target_alone(monkeypatch: pytest.MonkeyPatc
     assert ran == ["decode"], f"a round of 0 steps runs {', '.join(ran)}"
 
 
+def test_the_lengths_are_published_before_the_target_runs() -> None:
+    """They are known then; a schedule that waits for them would wait for the round."""
+    from sglang.srt.speculative import plain_decode as module
+
+    target = SimpleNamespace(
+        model_runner=SimpleNamespace(
+            device="cpu",
+            req_to_token_pool=SimpleNamespace(req_to_token=torch.zeros(4, 8)),
+            attn_backend=None,
+            decode_cuda_graph_runner=None,
+        )
+    )
+    order: list[tuple[str, list[int]]] = []
+    out = SimpleNamespace(
+        next_token_ids=torch.tensor([7, 8]),
+        logits_output=None,
+        can_run_cuda_graph=False,
+        routed_experts_output=None,
+        indexer_topk_output=None,
+    )
+
+    def generate(**_: Any) -> Any:
+        order.append(("target", []))
+        return out
+
+    target.forward_batch_generation = generate
+    plain = module.PlainDecode(target, attn_backend=None, graph_runner=None)
+    for overlap in (True, False):
+        order.clear()
+        proposals = {"topk_p": torch.ones(2, 1), "topk_index": torch.ones(2, 1), "hidden_states": torch.ones(2, 4)}
+        batch = SimpleNamespace(
+            spec_info=SimpleNamespace(bonus_tokens=torch.tensor([1, 2]), **proposals),
+            seq_lens=torch.tensor([3, 5]),
+            seq_lens_cpu=None,
+            req_pool_indices=None,
+            req_to_token_pool=target.model_runner.req_to_token_pool,
+            device="cpu",
+            enable_overlap=overlap,
+        )
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "assign_extend_cache_locs_uniform_func", lambda **_: None)
+            patch.setattr(module.ForwardBatch, "init_new", lambda *_, **__: None)
+            result = plain.forward(batch, lambda lens: order.append(("publish", lens.tolist())))
+        assert order == [("publish", [4, 6]), ("target", [])]
+        assert result.new_seq_lens.tolist() == [4, 6]
+        assert result.accept_lens.tolist() == [1, 1]
+        # The relay of the overlap scheduler keeps what is not overwritten.
+        assert (result.next_draft_input.topk_p is None) is overlap
+
+
+def test_the_relay_keeps_proposals_that_a_plain_round_leaves_out() -> None:
+    from sglang.srt.managers import overlap_utils
+    from sglang.srt.speculative import spec_utils
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    pool = SimpleNamespace(req_to_token=torch.zeros(4, 8))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spec_utils, "spec_need_hidden_states", lambda *_: True)
+        relay = overlap_utils.FutureMap(torch.device("cpu"), SpeculativeAlgorithm.EAGLE3, pool)
+        rows = torch.tensor([1, 3])
+        full = overlap_utils.RelayPayload(
+            torch.tensor([5, 6]), torch.ones(2, 1), torch.tensor([[8], [9]]), torch.full((2, 4), 2.0)
+        )
+        relay.stash(rows, full)
+        relay.stash(rows, overlap_utils.RelayPayload(torch.tensor([15, 16])))
+    assert relay.output_tokens_buf[rows].tolist() == [15, 16]
+    assert relay.topk_index_buf[rows].tolist() == [[8], [9]]
+    assert relay.hidden_states_buf[rows].tolist() == [[2.0] * 4] * 2
+
+
 class Pattern:
     """A policy that follows a list of step counts and remembers the rounds."""
 
@@ -102,7 +172,7 @@ class Pattern:
 
 @pytest.fixture(scope="module")
 def scheduler() -> Any:
-    return start_scheduler(
+    found = start_scheduler(
         model_path=str(PAIR / "target"),
         speculative_draft_model_path=str(PAIR / "draft"),
         speculative_algorithm="EAGLE3",
@@ -118,6 +188,8 @@ def scheduler() -> Any:
         mem_fraction_static=0.3,
         disable_radix_cache=True,
     )
+    found.goodput = found.draft_worker.adaptive_controller.params
+    return found
 
 
 def serve(scheduler: Any, pattern: Pattern, steps: list[int], late: int = 0) -> list[list[int]]:
@@ -198,3 +270,88 @@ def test_plain_rounds_alone_give_the_same_tokens(
 ) -> None:
     assert serve(scheduler, pattern, [0]) == reference[0]
     assert {steps for steps, _ in pattern.rounds} == {0}
+
+
+def test_a_draft_that_turns_useless_and_good_again(
+    scheduler: Any, reference: tuple[list[list[int]], float], tmp_path: Path
+) -> None:
+    """The policy itself, the draft exchanged by the engine: off while it is useless, back when it is good again."""
+    tokens, accepted = reference
+    controller = scheduler.draft_worker.adaptive_controller
+    watched = Watched(scheduler.goodput)
+    useless = scrambled(PAIR / "draft", tmp_path / "draft")
+    before, controller.params = controller.params, watched
+    try:
+        steady(scheduler, watched, tokens, lambda steps: steps > 0)
+        assert watched.length() > 1 + accepted - 0.5
+        update_draft(scheduler, useless)
+        steady(scheduler, watched, tokens, lambda steps: steps == 0)
+        assert statistics.fmean(n for _, found in watched.drafted()[-20:] for n in found) < 0.5
+        update_draft(scheduler, PAIR / "draft")
+        steady(scheduler, watched, tokens, lambda steps: steps > 0)
+        assert watched.length() > 1 + accepted - 0.5
+    finally:
+        update_draft(scheduler, PAIR / "draft")
+        controller.params = before
+
+
+class Watched:
+    """The engine's policy, with its rounds remembered."""
+
+    def __init__(self, params: Any) -> None:
+        self.params = params
+        self.rounds: list[tuple[int, list[int]]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.params, name)
+
+    def begin(self, _steps: list[int]) -> None:
+        """Nothing is prescribed."""
+
+    def on_round(self, done: Any) -> None:
+        self.rounds.append((done.num_steps, list(done.num_correct_drafts_per_req)))
+        self.params.on_round(done)
+
+    def drafted(self) -> list[tuple[int, list[int]]]:
+        return [row for row in self.rounds if row[0]]
+
+    def length(self) -> float:
+        """Accept length of the latest rounds with the most steps."""
+        most = [found for steps, found in self.rounds[-60:] if steps == 3]
+        return 1 + statistics.fmean(n for found in most for n in found)
+
+
+def steady(scheduler: Any, watched: Watched, tokens: list[list[int]], wanted: Any, most: int = 60) -> None:
+    """Serve until the policy has stayed with what is ``wanted`` for a whole run of the prompts."""
+    for number in range(most):
+        first = len(watched.rounds)
+        assert serve(scheduler, watched, [number, first]) == tokens  # type: ignore[arg-type]
+        tier = watched.snapshot()["steps"]
+        rounds = [steps for steps, _ in watched.rounds[first:]]
+        if wanted(tier) and sum(map(wanted, rounds)) > 0.7 * len(rounds):
+            return
+    raise AssertionError(f"after {len(watched.rounds)} rounds: {watched.snapshot()}")
+
+
+def update_draft(scheduler: Any, folder: Path) -> None:
+    for _, runner in scheduler.draft_worker.weight_update_runners():
+        ok, message = runner.weight_updater.update_weights_from_disk(str(folder), None)
+        assert ok, message
+
+
+def scrambled(source: Path, target: Path) -> Path:
+    """Copy a draft with the rows of its layers' weights in another order."""
+    from safetensors.torch import load_file, save_file
+
+    target.mkdir()
+    for file in source.iterdir():
+        if file.suffix != ".safetensors":
+            (target / file.name).write_bytes(file.read_bytes())
+            continue
+        dice = torch.Generator().manual_seed(1)
+        weights = load_file(file)
+        for name, weight in weights.items():
+            if weight.dim() == 2 and weight.is_floating_point():
+                weights[name] = weight[torch.randperm(len(weight), generator=dice)].contiguous()
+        save_file(weights, target / file.name)
+    return target
