@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -63,7 +64,8 @@ def start(root: Path, new: str, base: str | None, wheel: Path | None, options: O
     publish.recover(root, new)
     _require_writable(root, new, options)
     present = _series(root, new) if options.append else None
-    with opened(session.scratch_name(root, "check" if options.dry_run else "rebase")) as scratch:
+    name = session.scratch_name(root, "check" if options.dry_run else "rebase")
+    with opened(name) as scratch, ThreadPoolExecutor(1) as beside:
         if options.dry_run:
             scratch.write_state(None)
         else:
@@ -74,7 +76,7 @@ def start(root: Path, new: str, base: str | None, wheel: Path | None, options: O
                 f"a rebase from {state.request.base} to {state.request.new} is open",
                 hint=session.ways_out(state, scratch),
             )
-        wheels = _wheels(series, new, wheel, progress)
+        wheels = _wheels(series, new, wheel, progress).reading(beside)
         if state:
             session.resume(scratch, state, session.request_of(series, wheels, present))
             progress(f"going on after {len(state.outcomes)} patches")
@@ -92,7 +94,7 @@ def go_on(
     :raises RebaseOpenError: none is open, or it is another one.
     """
     started = time.monotonic()
-    with opened(session.scratch_name(root)) as scratch:
+    with opened(session.scratch_name(root)) as scratch, ThreadPoolExecutor(1) as beside:
         state = _open_state(scratch)
         publish.recover(root, state.request.new)
         _forget_finished(scratch, root, state.request.new)
@@ -102,7 +104,7 @@ def go_on(
                 f"the open rebase goes to {state.request.new}, not to {new}", hint=session.ways_out(state, scratch)
             )
         series = _series(root, state.request.base)
-        wheels = _known_wheels(series, state, wheel)
+        wheels = _known_wheels(series, state, wheel).reading(beside)
         present = _series(root, state.request.new) if state.request.present else None
         session.resume(scratch, state, session.request_of(series, wheels, present))
         if skip:

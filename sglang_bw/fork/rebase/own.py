@@ -104,13 +104,14 @@ def go_on(scratch: Scratch, state: RebaseState, move: Move, wheels: session.Whee
 def _begin(
     scratch: Scratch, move: Move, wheels: session.Wheels, *, keep_going: bool, progress: Progress
 ) -> RebaseState:
-    old, new = session.import_both(scratch, wheels, progress)
-    progress(f"our series on SGLang {move.new.base}")
-    onto = _with_series(scratch, new, move.new)
-    progress(f"our series and yours on SGLang {move.old.base}")
-    origin = _with_series(scratch, old, move.old)
-    commits = scratch.am_series(move.local.files)
-    _require_exact(scratch, move.local, commits)
+    with session.ready(scratch, progress):
+        old, new = session.import_both(scratch, wheels, progress)
+        progress(f"our series on SGLang {move.new.base}")
+        onto = _with_series(scratch, new, move.new)
+        progress(f"our series and yours on SGLang {move.old.base}")
+        origin = _with_series(scratch, old, move.old)
+        commits = scratch.am_series(move.local.files)
+        _require_exact(scratch, move.local, commits)
     moving = list(zip(move.local.order, commits, strict=True))
     return session.remember(scratch, move.request(wheels), origin, moving, onto, onto, keep_going=keep_going)
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import gc
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sglang_bw import __version__
@@ -23,7 +24,7 @@ from sglang_bw.fork.rebase.outcome import PatchOutcome
 from sglang_bw.fork.rebase.search import Tree
 from sglang_bw.fork.rebase.semantic import twice
 from sglang_bw.fork.rebase.state import Phase, RebaseState, Request, require_same
-from sglang_bw.fork.rebase.units import parse
+from sglang_bw.fork.rebase.units import forget, parse
 from sglang_bw.fork.scratch import Scratch
 from sglang_bw.fork.series import Pins, Series
 from sglang_bw.fork.wheel import Wheel
@@ -49,6 +50,10 @@ class Wheels:
     new_name: str
     read_base: Reader
     read_new: Reader
+
+    def reading(self, beside: Executor) -> Wheels:
+        """Return the same with the new release being read already: git has work meanwhile, and it is needed twice."""
+        return replace(self, read_new=beside.submit(self.read_new).result)
 
 
 def request_of(series: Series, wheels: Wheels, present: Series | None) -> Request:
@@ -88,36 +93,49 @@ def begin(
 
     :raises DriftError: the patch files are not what git exports from them, or make another tree than the pinned one.
     """
-    origin, onto = import_both(scratch, wheels, progress)
-    progress(f"the series on SGLang {series.base}")
-    scratch.start(origin, work_on=[])
-    commits = scratch.am_series(series.files)
-    _require_no_drift(scratch, series, origin)
-    there = present.order if present else ()
-    moving = [(name, commit) for name, commit in zip(series.order, commits, strict=True) if name not in there]
-    scratch.start(onto, work_on=[])
-    head = [onto, *scratch.am_series(present.files if present else ())][-1]
+    with ready(scratch, progress):
+        origin, onto = import_both(scratch, wheels, progress)
+        progress(f"the series on SGLang {series.base}")
+        scratch.start(origin, work_on=[])
+        commits = scratch.am_series(series.files)
+        _require_no_drift(scratch, series, origin)
+        there = present.order if present else ()
+        moving = [(name, commit) for name, commit in zip(series.order, commits, strict=True) if name not in there]
+        scratch.start(onto, work_on=[])
+        head = [onto, *scratch.am_series(present.files if present else ())][-1]
     request = request_of(series, wheels, present)
     return remember(scratch, request, origin, moving, onto, head, keep_going=keep_going)
 
 
-def import_both(scratch: Scratch, wheels: Wheels, progress: Progress) -> tuple[str, str]:
-    """Return the commits of the two releases, in a repository where no rebase is open.
+@contextmanager
+def ready(scratch: Scratch, progress: Progress) -> Iterator[None]:
+    """Give a repository in which no rebase is open; one that is used again is looked at while the block works in it.
 
-    :raises RebaseOpenError: one is.
+    :raises RebaseOpenError: one is open.
+    :raises ScratchError: the repository is damaged, which the block's own error then may come from.
     """
     state = scratch.read_state(RebaseState)
     if state is not None:
         raise RebaseOpenError(
             f"a rebase from {state.request.base} to {state.request.new} is open", hint=ways_out(state, scratch)
         )
-    if scratch.exists and scratch.releases() > _MOST_RELEASES:
+    if scratch.exists and len(scratch.releases()) > _MOST_RELEASES:
         scratch.remove()
-    if scratch.exists:
-        progress("checking the scratch repository")
-        scratch.require_sound()
-    else:
+    if not scratch.exists:
         scratch.create()
+        yield
+        return
+    progress("checking the scratch repository")
+    with ThreadPoolExecutor(1) as beside:
+        check = beside.submit(scratch.require_sound, *scratch.releases())
+        try:
+            yield
+        finally:
+            check.result()
+
+
+def import_both(scratch: Scratch, wheels: Wheels, progress: Progress) -> tuple[str, str]:
+    """Return the commits of the two releases."""
     progress(f"importing SGLang {wheels.base.version}")
     origin = scratch.release(wheels.base.version, wheels.base.wheels[wheels.base_name])
     origin = origin or scratch.import_release(wheels.read_base())
@@ -205,18 +223,19 @@ def resume(scratch: Scratch, state: RebaseState, request: Request) -> None:
 
 
 @contextmanager
-def _without_collector() -> Iterator[None]:
+def _with_trees() -> Iterator[None]:
     """Let Python look for no cycles: in millions of syntax nodes it finds none, and takes half of the time for that."""
     was_on = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
+        forget()
         if was_on:
             gc.enable()
 
 
-@_without_collector()
+@_with_trees()
 def move_all(scratch: Scratch, state: RebaseState, folder: Path, progress: Progress) -> RebaseState:
     """Move the patches of ``folder`` until one needs a person, or all have their word."""
     files = [folder / name for name in state.patches]
