@@ -186,13 +186,18 @@ class Scratch:
                     f"{len(listed)} commits give {len(files)} patches",
                     hint=f"a series has no merges and no empty commits: look at `git -C {self.tree} log`",
                 )
-            # The names are notes on the commits; a subject has no line end, a file name neither.
-            told = self.repo.run("log", "--no-walk=unsorted", f"--notes={_NAMES}", "--format=%s%n%N%x00", *listed)
-            described = [part.strip("\n").split("\n") for part in told.text.split("\0") if part.strip("\n")]
             return [
-                Exported(name[0] if name else "", subject, path.read_bytes())
-                for (subject, *name), path in zip(described, files, strict=True)
+                Exported(name, subject, path.read_bytes())
+                for (subject, name), path in zip(self._described(listed), files, strict=True)
             ]
+
+    def _described(self, commits: Sequence[str]) -> list[tuple[str, str]]:
+        """Return the subject of each commit and the patch file name that it carries, if any."""
+        if not commits:
+            return []
+        told = self.repo.run("log", "-z", "--no-walk=unsorted", f"--notes={_NAMES}", "--format=%s%x1f%N", *commits)
+        lines = told.stdout.decode("utf-8", "replace").removesuffix("\0").split("\0")
+        return [(subject, name.strip()) for subject, _, name in (line.partition("\x1f") for line in lines)]
 
     def changes(self) -> list[str]:
         """Return paths that differ from HEAD in index or work tree, untracked ones included."""
