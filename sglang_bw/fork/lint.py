@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -29,20 +29,12 @@ def lint(series: Series, *, checkout: Path | None = None) -> list[str]:
 
     :param checkout: where the tests named in trailers are, default the folder that ``patches/`` lies in.
     """
-    checkout = checkout or series.folder.parent.parent
-    findings = order_findings(series.folder, series.order)
-    for path in series.files:
-        if not path.is_file():
-            continue
-        try:
-            patch = mail.read_patch(path)
-        except LintError as error:
-            findings += error.findings
-            continue
-        findings += [
-            f"{patch.name}: {text}"
-            for text in _mail(patch) + _trailers(patch, series.base, checkout) + diff_findings(patch) + _blanks(patch)
-        ]
+    place = checkout or series.folder.parent.parent
+    findings = folder_findings(
+        series.folder,
+        series.order,
+        lambda patch: _mail(patch) + _trailers(patch, series.base, place) + diff_findings(patch) + _blanks(patch),
+    )
     if not series.pins.tree:
         findings.append("upstream.toml: the tree id is not pinned; run `sglang-bw patches refresh`")
     return findings
@@ -59,8 +51,22 @@ def require_clean(series: Series) -> None:
         )
 
 
-def order_findings(folder: Path, order: Sequence[str]) -> list[str]:
-    """Return what is wrong with an order file, compared with the patches in its folder."""
+def folder_findings(folder: Path, order: Sequence[str], judge: Callable[[mail.Patch], list[str]]) -> list[str]:
+    """Return what is wrong with a folder of patches: with its order file, and what ``judge`` says of each patch."""
+    findings = _order(folder, order)
+    for path in (folder / name for name in order):
+        if not path.is_file():
+            continue
+        try:
+            patch = mail.read_patch(path)
+        except LintError as error:
+            findings += error.findings
+            continue
+        findings += [f"{patch.name}: {text}" for text in judge(patch)]
+    return findings
+
+
+def _order(folder: Path, order: Sequence[str]) -> list[str]:
     on_disk = {path.name for path in folder.glob("*.patch")}
     findings = [f"series: {name} is listed {n} times" for name, n in Counter(order).items() if n > 1]
     findings += [f"series: {name} is listed, but there is no such file" for name in order if name not in on_disk]
