@@ -21,6 +21,7 @@ _BUG = re.compile(r"https://\S+|none \(.+\)")
 # What `patches new` writes where the author has to write something.
 TODO = "TODO"
 UNFILLED = "is still to be filled in"
+_LF = b"\n"
 _ZERO = b"From 0000000000000000000000000000000000000000 "
 
 
@@ -85,6 +86,26 @@ def _mail(patch: mail.Patch) -> list[str]:
         findings.append("no description: say what hurts and why this is the cure")
     if not patch.path.read_bytes().startswith(_ZERO):
         findings.append("not as exported: the first line names a commit (format-patch --zero-commit)")
+    return findings + [f"not as exported: {text}" for text in _blank_lines(patch.path.read_bytes())]
+
+
+def _blank_lines(raw: bytes) -> list[str]:
+    """Return where a mail has more or fewer blank lines than git exports; a rebase would call that an edit by hand.
+
+    What else may differ (the summary, hash lengths) only an export tells: that takes the release.
+    """
+    message, _, rest = raw.partition(b"\n---\n")
+    summary, _, diff = rest.partition(b"\ndiff --git ")
+    findings = []
+    if (at := message.find(b"\n\n\n")) >= 0:
+        findings.append(f"line {message.count(_LF, 0, at) + 3} is a second blank line")
+    if message.endswith(b"\n"):
+        findings.append("a blank line before ---")
+    if summary.startswith(b"\n") or not summary.endswith(b"\n") or summary.endswith(b"\n\n"):
+        findings.append("between --- and the diff come the summary and one blank line")
+    before = len(raw) - len(diff)
+    if (at := diff.find(b"\n\n")) >= 0:
+        findings.append(f"line {raw.count(_LF, 0, before + at) + 2} is empty: a line of a hunk begins with a sign")
     return findings
 
 
