@@ -30,9 +30,10 @@ from scripts import matrix_page, rivals
 from sglang_bw.errors import BwError
 from sglang_bw.fork import releases, strict, upstream
 from sglang_bw.fork.mail import Patch, read_patch
-from sglang_bw.fork.rebase import job, session
+from sglang_bw.fork.rebase import session
 from sglang_bw.fork.rebase.outcome import PatchOutcome, Word
 from sglang_bw.fork.rebase.state import RebaseState
+from sglang_bw.fork.rebase.wheels import pick_any, with_readers
 from sglang_bw.fork.scratch import Scratch, opened
 from sglang_bw.fork.series import Pins, Series, patches_root
 
@@ -60,8 +61,8 @@ def cells(base: str, pins: Pins, folder: Path) -> list[dict[str, Any]]:
     """
     ranges = {path.name: read_patch(path).trailer("Applies-To") for path in Series.load(patches_root(), base).files}
     series = _without_ranges(base, folder)
-    name = job.pick_any(pins)
-    wheels = job.with_readers(series, pins, name)
+    name = pick_any(pins)
+    wheels = with_readers(series, pins, name)
     upstream.fetch(pins, name)
     with opened(f"matrix-{base}") as scratch:
         scratch.write_state(None)

@@ -17,7 +17,7 @@ from sglang_bw.cli.options import LOCAL, PYTHON
 
 if TYPE_CHECKING:
     from sglang_bw.errors import BwError
-    from sglang_bw.fork.install import Request
+    from sglang_bw.fork.install_plan import Request
     from sglang_bw.fork.installers import Report
     from sglang_bw.fork.verify import Installation
 
@@ -85,7 +85,7 @@ def report_of(*, quiet: bool = False) -> Iterator[Report]:
 @_JSON
 def install(rollback: bool, root: Path | None, dry_run: bool, as_json: bool, **asked: Any) -> None:
     """Install the patched engine and its locked dependencies, or with --rollback stock SGLang, then verify."""
-    from sglang_bw.fork.install import Request
+    from sglang_bw.fork.install_plan import Request
     from sglang_bw.fork.series import patches_root
 
     _check_usage(rollback=rollback, **asked)
@@ -108,7 +108,7 @@ def _check_usage(*, rollback: bool, **asked: Any) -> None:
 
 def _install(root: Path, request: Request, *, dry_run: bool, as_json: bool) -> None:
     from sglang_bw.fork.install import install as carry_out
-    from sglang_bw.fork.install import plan_install
+    from sglang_bw.fork.install_plan import plan_install
 
     plan = plan_install(root, request)
     facts = {

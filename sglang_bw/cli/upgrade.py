@@ -45,7 +45,7 @@ def upgrade(
     First it lists dropped, changed and new patches, flags and evidence of your recipes that no longer hold, and how
     to return. Without TO, the newest base is taken; an older one is a downgrade.
     """
-    from sglang_bw.fork.install import Request
+    from sglang_bw.fork.install_plan import Request
     from sglang_bw.fork.series import patches_root
     from sglang_bw.fork.upgrade import plan_upgrade
     from sglang_bw.fork.upgrade import upgrade as carry_out

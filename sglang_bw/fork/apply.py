@@ -87,18 +87,25 @@ class Bench:
         for number, patch in enumerate(patches, start=1):
             self._progress(f"patch {number}/{len(patches)} {patch.name}")
             self._state |= strict.apply_exactly(patch.name, patch.diff, self._read)
-            done = self._repo.am(patch.path)
-            if done.code:
-                said = (done.stderr or done.text).strip().splitlines()
-                raise PatchApplyError(
-                    f"{patch.name}: git am refuses it: {said[0] if said else 'no reason given'}",
-                    hint="`sglang-bw patches lint` may say more; export the patch again from a commit",
-                )
-            self._done.append(patch)
+        self._am(patches)
+        self._done += patches
         _agree(self._repo, self._base, self._state, self._files)
         inside = {path.removeprefix(PREFIX): data for path, data in self._state.items() if path.startswith(PREFIX)}
         outside = tuple(sorted(path for path in self._state if not path.startswith(PREFIX)))
         return Applied(self._repo.tree("HEAD", PREFIX.rstrip("/")), inside, tuple(self._done), outside)
+
+    def _am(self, patches: Sequence[mail.Patch]) -> None:
+        if not patches:
+            return
+        before = self._repo.run("rev-parse", "HEAD").text
+        done = self._repo.am(*(patch.path for patch in patches))
+        if done.code:
+            said = (done.stderr or done.text).strip().splitlines()
+            failed = patches[int(self._repo.run("rev-list", "--count", f"{before}..HEAD").text)]
+            raise PatchApplyError(
+                f"{failed.name}: git am refuses it: {said[0] if said else 'no reason given'}",
+                hint="`sglang-bw patches lint` may say more; export the patch again from a commit",
+            )
 
     def _read(self, path: str) -> bytes | None:
         return self._state[path] if path in self._state else self._files.get(path)
@@ -129,12 +136,13 @@ def apply_in(repo: GitRepo, patches: Sequence[mail.Patch], files: Mapping[str, b
 def _agree(repo: GitRepo, base: str, state: dict[str, bytes | None], files: Mapping[str, bytes]) -> None:
     """Compare what git made of the series with what the strict reader made of it."""
     changed = repo.changed(base)
+    made = repo.read_many("HEAD", changed)
     # A file that one patch adds and a later one deletes is in neither tree.
     expected = {path for path in state if state[path] is not None or path in files}
     if set(changed) - expected:
         raise PatchApplyError(f"git changed files that the patches do not name: {sorted(set(changed) - expected)}")
     for path in sorted(expected):
-        here = repo.show(path) if changed.get(path) in ("A", "M") else None
+        here = made.get(path)
         if path not in changed or here != state[path]:
             raise PatchApplyError(f"{path}: git and the strict reader disagree about the patched file")
 

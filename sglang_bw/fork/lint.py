@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -21,6 +21,7 @@ _BUG = re.compile(r"https://\S+|none \(.+\)")
 # What `patches new` writes where the author has to write something.
 TODO = "TODO"
 UNFILLED = "is still to be filled in"
+_LF = b"\n"
 _ZERO = b"From 0000000000000000000000000000000000000000 "
 
 
@@ -29,20 +30,12 @@ def lint(series: Series, *, checkout: Path | None = None) -> list[str]:
 
     :param checkout: where the tests named in trailers are, default the folder that ``patches/`` lies in.
     """
-    checkout = checkout or series.folder.parent.parent
-    findings = order_findings(series.folder, series.order)
-    for path in series.files:
-        if not path.is_file():
-            continue
-        try:
-            patch = mail.read_patch(path)
-        except LintError as error:
-            findings += error.findings
-            continue
-        findings += [
-            f"{patch.name}: {text}"
-            for text in _mail(patch) + _trailers(patch, series.base, checkout) + diff_findings(patch) + _blanks(patch)
-        ]
+    place = checkout or series.folder.parent.parent
+    findings = folder_findings(
+        series.folder,
+        series.order,
+        lambda patch: _mail(patch) + _trailers(patch, series.base, place) + diff_findings(patch) + _blanks(patch),
+    )
     if not series.pins.tree:
         findings.append("upstream.toml: the tree id is not pinned; run `sglang-bw patches refresh`")
     return findings
@@ -59,8 +52,22 @@ def require_clean(series: Series) -> None:
         )
 
 
-def order_findings(folder: Path, order: Sequence[str]) -> list[str]:
-    """Return what is wrong with an order file, compared with the patches in its folder."""
+def folder_findings(folder: Path, order: Sequence[str], judge: Callable[[mail.Patch], list[str]]) -> list[str]:
+    """Return what is wrong with a folder of patches: with its order file, and what ``judge`` says of each patch."""
+    findings = _order(folder, order)
+    for path in (folder / name for name in order):
+        if not path.is_file():
+            continue
+        try:
+            patch = mail.read_patch(path)
+        except LintError as error:
+            findings += error.findings
+            continue
+        findings += [f"{patch.name}: {text}" for text in judge(patch)]
+    return findings
+
+
+def _order(folder: Path, order: Sequence[str]) -> list[str]:
     on_disk = {path.name for path in folder.glob("*.patch")}
     findings = [f"series: {name} is listed {n} times" for name, n in Counter(order).items() if n > 1]
     findings += [f"series: {name} is listed, but there is no such file" for name in order if name not in on_disk]
@@ -79,6 +86,26 @@ def _mail(patch: mail.Patch) -> list[str]:
         findings.append("no description: say what hurts and why this is the cure")
     if not patch.path.read_bytes().startswith(_ZERO):
         findings.append("not as exported: the first line names a commit (format-patch --zero-commit)")
+    return findings + [f"not as exported: {text}" for text in _blank_lines(patch.path.read_bytes())]
+
+
+def _blank_lines(raw: bytes) -> list[str]:
+    """Return where a mail has more or fewer blank lines than git exports; a rebase would call that an edit by hand.
+
+    What else may differ (the summary, hash lengths) only an export tells: that takes the release.
+    """
+    message, _, rest = raw.partition(b"\n---\n")
+    summary, _, diff = rest.partition(b"\ndiff --git ")
+    findings = []
+    if (at := message.find(b"\n\n\n")) >= 0:
+        findings.append(f"line {message.count(_LF, 0, at) + 3} is a second blank line")
+    if message.endswith(b"\n"):
+        findings.append("a blank line before ---")
+    if summary.startswith(b"\n") or not summary.endswith(b"\n") or summary.endswith(b"\n\n"):
+        findings.append("between --- and the diff come the summary and one blank line")
+    before = len(raw) - len(diff)
+    if (at := diff.find(b"\n\n")) >= 0:
+        findings.append(f"line {raw.count(_LF, 0, before + at) + 2} is empty: a line of a hunk begins with a sign")
     return findings
 
 

@@ -79,22 +79,16 @@ class LocalSeries:
 
 def lint(local: LocalSeries, base: str) -> list[str]:
     """Return every finding about a local series that is to lie on ``base``; none means good."""
-    findings = checks.order_findings(local.folder, local.order)
-    for path in local.files:
-        if not path.is_file():
-            continue
-        try:
-            patch = mail.read_patch(path)
-        except LintError as error:
-            findings += error.findings
-            continue
+
+    def judge(patch: mail.Patch) -> list[str]:
         found = checks.unfilled(patch) + checks.value_findings(patch, base) + checks.diff_findings(patch)
         if not patch.subject:
             found.append("no subject")
         if not patch.trailer("Why"):
             found.append("trailer Why is missing: one sentence, what the patch is for")
-        findings += [f"{patch.name}: {text}" for text in found]
-    return findings
+        return found
+
+    return checks.folder_findings(local.folder, local.order, judge)
 
 
 def load_for(folder: Path, base: str) -> LocalSeries:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -65,6 +66,15 @@ def read_patch(path: Path) -> Patch:
         raw = path.read_bytes()
     except OSError as error:
         raise LintError([f"{path.name}: {error.strerror}"]) from None
+    try:
+        return replace(_parsed(raw), path=path)
+    except LintError as error:
+        raise LintError([f"{path.name}: {text}" for text in error.findings]) from None
+
+
+@functools.lru_cache(maxsize=256)
+def _parsed(raw: bytes) -> Patch:
+    """Return a patch without its path; a series is read several times in one command."""
     with tempfile.TemporaryDirectory(prefix="sglang-bw-mail-") as scratch:
         folder = Path(scratch)
 
@@ -79,7 +89,7 @@ def read_patch(path: Path) -> Patch:
             )
             if done.returncode:
                 said = done.stderr.decode("utf-8", "replace").strip()
-                raise LintError([f"{path.name}: git cannot read it as a mail: {said}"])
+                raise LintError([f"git cannot read it as a mail: {said}"])
             return done.stdout
 
         headers = git("mailinfo", "-k", "message", "diff", stdin=raw).decode("utf-8", "replace")
@@ -90,7 +100,7 @@ def read_patch(path: Path) -> Patch:
     body = message.decode("utf-8", "replace").strip()
     trailers = [line.partition(":") for line in listed.decode("utf-8", "replace").splitlines()]
     return Patch(
-        path=path,
+        path=Path(),
         subject=subject,
         body=body,
         trailers=tuple((key.strip(), value.strip()) for key, _, value in trailers),

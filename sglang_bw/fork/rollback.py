@@ -8,7 +8,7 @@ from pathlib import Path
 from sglang_bw.errors import InstallError
 from sglang_bw.fork import checks
 from sglang_bw.fork.environment import Environment
-from sglang_bw.fork.install import Request, unfit
+from sglang_bw.fork.install_plan import Request, unfit
 from sglang_bw.fork.installers import Installer, Report, install_engine, session
 from sglang_bw.fork.series import Series, newest_base
 from sglang_bw.fork.upstream import fetch, pick_wheel

@@ -83,15 +83,17 @@ class Scratch:
         with (self.tree / ".git" / "config").open("a", encoding="utf-8") as config:
             config.write(text)
 
-    def require_sound(self) -> None:
+    def require_sound(self, *commits: str) -> None:
         """Look at the repository before it is used again.
 
+        :param commits: what has to be whole; by default everything that HEAD, refs, reflogs and the index name, which
+            must not change meanwhile.
         :raises ScratchError: it is gone, or objects are missing or damaged.
         """
         hint = f"remove {self.folder} and run the command again; your patches/ was not touched"
         if not self.exists:
             raise ScratchError(f"there is no scratch repository at {self.tree}", hint=hint)
-        done = self.repo.run("fsck", "--no-dangling", "--no-progress", check=False)
+        done = self.repo.run("fsck", "--no-dangling", "--no-progress", *commits, check=False)
         if done.code:
             said = (done.stderr or done.text).strip().splitlines()
             raise ScratchError(f"{self.tree} is damaged: {said[0] if said else 'git fsck fails'}", hint=hint)
@@ -109,9 +111,9 @@ class Scratch:
         ref = _release(wheel.version, wheel.sha256)
         return known or self.repo.import_files(text_files(wheel), f"sglang {wheel.version}", ref)
 
-    def releases(self) -> int:
-        """Return how many releases were imported; each takes about 70 MB."""
-        return len(self.repo.run("for-each-ref", "--format=x", "refs/releases").text.split())
+    def releases(self) -> list[str]:
+        """Return the commits of the releases that were imported; each takes about 70 MB."""
+        return self.repo.run("for-each-ref", "--format=%(objectname)", "refs/releases").text.split()
 
     def files(self, revision: str) -> dict[str, bytes]:
         """Return every file of a commit, path -> bytes."""
@@ -140,18 +142,21 @@ class Scratch:
 
         :raises PatchApplyError: one does not apply; the tree is as it was before that patch.
         """
-        commits = []
-        for path in files:
-            done = self.repo.am(path)
-            if done.code:
-                self.repo.run("am", "--abort", check=False)
-                said = (done.stderr or done.text).strip().splitlines()
-                raise PatchApplyError(
-                    f"{path.name}: git am refuses it: {said[0] if said else 'no reason given'}",
-                    hint="`sglang-bw patches lint` may say more",
-                )
-            commits.append(self.repo.run("rev-parse", "HEAD").text)
-        self.set_names({commit: path.name for commit, path in zip(commits, files, strict=True)})
+        if not files:
+            return []
+        before = self.repo.run("rev-parse", "HEAD").text
+        done = self.repo.am(*files)
+        if done.code:
+            self.repo.run("am", "--quit", check=False)
+            self.repo.run("reset", "--quiet", "--hard")
+        commits = self.repo.run("rev-list", "--reverse", f"{before}..HEAD").text.split()
+        self.set_names({commit: path.name for commit, path in zip(commits, files, strict=False)})
+        if done.code:
+            said = (done.stderr or done.text).strip().splitlines()
+            raise PatchApplyError(
+                f"{files[len(commits)].name}: git am refuses it: {said[0] if said else 'no reason given'}",
+                hint="`sglang-bw patches lint` may say more",
+            )
         return commits
 
     def set_names(self, names: dict[str, str]) -> None:
@@ -181,11 +186,18 @@ class Scratch:
                     f"{len(listed)} commits give {len(files)} patches",
                     hint=f"a series has no merges and no empty commits: look at `git -C {self.tree} log`",
                 )
-            subjects = [self.repo.run("log", "-1", "--format=%s", commit).text for commit in listed]
             return [
-                Exported(self.name_of(commit), subject, path.read_bytes())
-                for commit, subject, path in zip(listed, subjects, files, strict=True)
+                Exported(name, subject, path.read_bytes())
+                for (subject, name), path in zip(self._described(listed), files, strict=True)
             ]
+
+    def _described(self, commits: Sequence[str]) -> list[tuple[str, str]]:
+        """Return the subject of each commit and the patch file name that it carries, if any."""
+        if not commits:
+            return []
+        told = self.repo.run("log", "-z", "--no-walk=unsorted", f"--notes={_NAMES}", "--format=%s%x1f%N", *commits)
+        lines = told.stdout.decode("utf-8", "replace").removesuffix("\0").split("\0")
+        return [(subject, name.strip()) for subject, _, name in (line.partition("\x1f") for line in lines)]
 
     def changes(self) -> list[str]:
         """Return paths that differ from HEAD in index or work tree, untracked ones included."""

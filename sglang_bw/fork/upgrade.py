@@ -16,7 +16,8 @@ from packaging.version import InvalidVersion, Version
 from sglang_bw.errors import BwError, LocalPatchesLostError, NotInstalledError, UnknownBaseError
 from sglang_bw.fork.changes import PatchChanges, compare
 from sglang_bw.fork.environment import Environment
-from sglang_bw.fork.install import Plan, Request, default_out, install, plan_install
+from sglang_bw.fork.install import install
+from sglang_bw.fork.install_plan import Plan, Request, default_out, plan_install
 from sglang_bw.fork.installers import Report
 from sglang_bw.fork.keep import keep, kept_path
 from sglang_bw.fork.locks import Lock

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sglang_bw.fork.install import Request
+from sglang_bw.fork.install_plan import Request
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 MACHINE = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine().lower(), platform.machine())

@@ -32,7 +32,8 @@ from sglang_bw.fork import checks, installers
 from sglang_bw.fork.build import build
 from sglang_bw.fork.driver import driver_version, needed_branch
 from sglang_bw.fork.environment import Environment
-from sglang_bw.fork.install import install, plan_install
+from sglang_bw.fork.install import install
+from sglang_bw.fork.install_plan import plan_install
 from sglang_bw.fork.installers import failure
 from sglang_bw.fork.locks import Locked, find_uv
 from sglang_bw.fork.rollback import plan_rollback, roll_back
@@ -77,7 +78,7 @@ def engine(made: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Eng
     for name, value in offline_settings(tmp_path / "mirror", tmp_path / "cache"):
         monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    monkeypatch.setattr("sglang_bw.fork.install.driver_version", lambda: None)
+    monkeypatch.setattr("sglang_bw.fork.install_plan.driver_version", lambda: None)
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     shutil.copytree(made.root, tmp_path / "patches")
@@ -513,7 +514,7 @@ def test_driver(
 ) -> None:
     runtime = write_wheel(engine.mirror, "nvidia-cuda-runtime", "13.0.96", {"cudart.py": b""})
     engine.lock(runtime, device="cuda")
-    monkeypatch.setattr("sglang_bw.fork.install.driver_version", lambda: driver)
+    monkeypatch.setattr("sglang_bw.fork.install_plan.driver_version", lambda: driver)
     request = dataclasses.replace(engine.request(venv), device=device)
     if outcome in ("cpu", "cuda"):
         assert plan_install(engine.root, request).device == outcome

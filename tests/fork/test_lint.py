@@ -160,3 +160,24 @@ def test_copy_inside_the_installed_tool_is_never_written(
     with pytest.raises(OutputError, match="inside the installed tool"):
         upstream.pin(release=True)
     assert (upstream.base / "upstream.toml").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "finding"),
+    [
+        (b"\n\nWhat hurts", b"\n\n\nWhat hurts", "is a second blank line"),
+        (b"\n---\n", b"\n\n---\n", "a blank line before ---"),
+        (b"\n---\n", b"\n---\n\n", "the summary and one blank line"),
+        (b"\n\ndiff --git", b"\ndiff --git", "the summary and one blank line"),
+        (b"\n\ndiff --git", b"\n\n\ndiff --git", "the summary and one blank line"),
+        (b"\n line 19\n", b"\n\n line 19\n", "is empty: a line of a hunk begins with a sign"),
+        (b"\n line 23\n", b"\n line 23\n\n", "is empty: a line of a hunk begins with a sign"),
+    ],
+)
+def test_blank_lines_are_those_of_an_export(old: bytes, new: bytes, finding: str, upstream: FakeUpstream) -> None:
+    path = upstream.series().files[0]
+    assert lint(upstream.series()) == []
+    path.write_bytes(path.read_bytes().replace(old, new, 1))
+    text = "\n".join(lint(upstream.series()))
+    assert f"{path.name}: not as exported: " in text
+    assert finding in text

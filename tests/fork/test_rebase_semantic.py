@@ -132,3 +132,16 @@ def test_joining_with_an_unchanged_release_gives_the_patch_or_a_reason(
 def test_lines_come_back(old: tuple[bytes, ...], other: tuple[bytes, ...]) -> None:
     data = b"".join(old + other)
     assert b"".join(split_lines(data)) == data
+
+
+def test_block_between_blank_lines_goes_where_one_neighbour_changed() -> None:
+    old = (b"first()\n", b"\n", b"block()\n", b"\n", b"last()\n")
+    patched = (b"first()\n", b"\n", b"last()\n")
+    # Which of the two blank lines goes is a matter of telling; each neighbour may have changed.
+    for new in ((b"other()\n", *old[1:]), (*old[:-1], b"other()\n")):
+        joined, why = join_lines(old, patched, new)
+        assert (joined, why) == (tuple(line for line in (new[0], b"\n", new[-1])), "")
+        back, why = join_lines(patched, old, tuple(joined))
+        assert (back, why) == (new, "")
+    # With both neighbours changed nothing holds it.
+    assert "lines around" in join_lines(old, patched, (b"other()\n", *old[1:-1], b"other()\n"))[1]

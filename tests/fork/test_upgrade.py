@@ -28,7 +28,8 @@ from sglang_bw.errors import (
 from sglang_bw.fork.build import build
 from sglang_bw.fork.changes import compare
 from sglang_bw.fork.environment import Environment
-from sglang_bw.fork.install import Request, install, plan_install
+from sglang_bw.fork.install import install
+from sglang_bw.fork.install_plan import Request, plan_install
 from sglang_bw.fork.keep import keep
 from sglang_bw.fork.record import PatchRecord
 from sglang_bw.fork.upgrade import UpgradePlan, plan_upgrade, upgrade
@@ -102,7 +103,7 @@ def two(made: Two, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Two:
     for name, value in offline_settings(made.mirror, tmp_path / "cache"):
         monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    monkeypatch.setattr("sglang_bw.fork.install.driver_version", lambda: None)
+    monkeypatch.setattr("sglang_bw.fork.install_plan.driver_version", lambda: None)
     (tmp_path / "work" / "dist").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "work")
     shutil.copytree(made.root, tmp_path / "patches")

@@ -105,8 +105,7 @@ class _File:
     @cached_property
     def names(self) -> tuple[tuple[int, bytes], ...]:
         """The names that stand in the added lines of the patch, each with its line."""
-        added = self.versions.added
-        return tuple((line, name) for line, name in used(self.versions.path, self.versions.patched) if line in added)
+        return tuple(used(self.versions.path, self.versions.patched, self.versions.added))
 
     @cached_property
     def added(self) -> dict[str, Thing]:

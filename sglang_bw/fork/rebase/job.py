@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from sglang_bw.errors import BwError, OutputError, RebaseOpenError, RebaseStoppedError, UnknownBaseError
-from sglang_bw.fork import lint, releases, upstream
+from sglang_bw.fork import lint, releases
 from sglang_bw.fork.apply import Progress
 from sglang_bw.fork.mail import read_patch
 from sglang_bw.fork.rebase import own as local_rebase
-from sglang_bw.fork.rebase import publish, session
+from sglang_bw.fork.rebase import publish, resolution, session
 from sglang_bw.fork.rebase.own import Move
 from sglang_bw.fork.rebase.report import Report
 from sglang_bw.fork.rebase.state import Phase, RebaseState
+from sglang_bw.fork.rebase.wheels import Wheels, find_wheels, known_wheels, pick_any, with_readers
 from sglang_bw.fork.scratch import Scratch, opened
-from sglang_bw.fork.series import Pins, Series, bases, is_packaged
-from sglang_bw.fork.wheel import Wheel, read_wheel
+from sglang_bw.fork.series import Series, bases, is_packaged
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,8 @@ def start(root: Path, new: str, base: str | None, wheel: Path | None, options: O
     publish.recover(root, new)
     _require_writable(root, new, options)
     present = _series(root, new) if options.append else None
-    with opened(session.scratch_name(root, "check" if options.dry_run else "rebase")) as scratch:
+    name = session.scratch_name(root, "check" if options.dry_run else "rebase")
+    with opened(name) as scratch, ThreadPoolExecutor(1) as beside:
         if options.dry_run:
             scratch.write_state(None)
         else:
@@ -74,7 +75,7 @@ def start(root: Path, new: str, base: str | None, wheel: Path | None, options: O
                 f"a rebase from {state.request.base} to {state.request.new} is open",
                 hint=session.ways_out(state, scratch),
             )
-        wheels = _wheels(series, new, wheel, progress)
+        wheels = find_wheels(series, new, wheel, progress).reading(beside)
         if state:
             session.resume(scratch, state, session.request_of(series, wheels, present))
             progress(f"going on after {len(state.outcomes)} patches")
@@ -92,7 +93,7 @@ def go_on(
     :raises RebaseOpenError: none is open, or it is another one.
     """
     started = time.monotonic()
-    with opened(session.scratch_name(root)) as scratch:
+    with opened(session.scratch_name(root)) as scratch, ThreadPoolExecutor(1) as beside:
         state = _open_state(scratch)
         publish.recover(root, state.request.new)
         _forget_finished(scratch, root, state.request.new)
@@ -102,13 +103,13 @@ def go_on(
                 f"the open rebase goes to {state.request.new}, not to {new}", hint=session.ways_out(state, scratch)
             )
         series = _series(root, state.request.base)
-        wheels = _known_wheels(series, state, wheel)
+        wheels = known_wheels(series, state.request, wheel).reading(beside)
         present = _series(root, state.request.new) if state.request.present else None
         session.resume(scratch, state, session.request_of(series, wheels, present))
         if skip:
-            state = session.skip(scratch, state)
+            state = resolution.skip(scratch, state)
         elif state.phase is Phase.STOPPED:
-            state = session.accept(scratch, state, read_patch(series.folder / state.patches[state.stopped_at]))
+            state = resolution.accept(scratch, state, read_patch(series.folder / state.patches[state.stopped_at]))
         return _finish(scratch, state, series, wheels, options, progress, started)
 
 
@@ -192,7 +193,7 @@ def _finish(
     scratch: Scratch,
     state: RebaseState,
     series: Series,
-    wheels: session.Wheels,
+    wheels: Wheels,
     options: Options,
     progress: Progress,
     started: float,
@@ -204,7 +205,7 @@ def _finish(
     with publish.staged(scratch, state, wheels.read_new(), progress) as made:
         root = series.folder.parent
         if options.test:
-            made = publish.try_tests(made, state.outcomes, _file(wheels), root, progress)
+            made = publish.try_tests(made, state.outcomes, wheels.fetch_new(), root, progress)
         folder = None if options.dry_run else publish.write(made, root, replaces=bool(state.request.present))
         result = report(seconds=time.monotonic() - started, made=made, folder=folder)
     scratch.write_state(None)
@@ -245,58 +246,6 @@ def _require_writable(root: Path, new: str, options: Options) -> None:
             f"{root / new} exists already",
             hint="--append puts the patches that it lacks on top of it; to make it anew, move it away",
         )
-
-
-def _wheels(series: Series, new: str, wheel: Path | None, progress: Progress) -> session.Wheels:
-    """Find the new release with the user's index, or take the named file."""
-    if wheel:
-        name, digest = upstream.keep(wheel)
-        # Read before it is pinned: what is no wheel of this release must not begin a rebase.
-        read_wheel(upstream.cache_folder() / digest / name, sha256=digest, version=new)
-        pins = Pins(version=new, wheels={name: digest})
-    else:
-        progress(f"asking the index for SGLang {new}")
-        pins = Pins(version=new, wheels=releases.find(new, releases.listed()).pins)
-        name = pick_any(pins)
-        progress(f"fetching {name}")
-        upstream.fetch(pins, name)
-    return with_readers(series, pins, name)
-
-
-def _known_wheels(series: Series, state: RebaseState, wheel: Path | None) -> session.Wheels:
-    if wheel:
-        upstream.keep(wheel)
-    pins = Pins(version=state.request.new, wheels=state.request.new_wheels)
-    return with_readers(series, pins, state.request.new_wheel)
-
-
-def with_readers(series: Series, pins: Pins, name: str) -> session.Wheels:
-    """Return the two releases with a reader each; a wheel is fetched when it is first read."""
-    base_name = pick_any(series.pins)
-
-    def reader(of: Pins, file: str) -> Callable[[], Wheel]:
-        return lambda: read_wheel(upstream.fetch(of, file), sha256=of.wheels[file], version=of.version)
-
-    return session.Wheels(
-        base=series.pins,
-        new=pins,
-        base_name=base_name,
-        new_name=name,
-        read_base=reader(series.pins, base_name),
-        read_new=reader(pins, name),
-    )
-
-
-def _file(wheels: session.Wheels) -> Path:
-    return upstream.fetch(wheels.new, wheels.new_name)
-
-
-def pick_any(pins: Pins) -> str:
-    """Return the wheel to work on: this Python's and machine's, else any, since all hold the same text."""
-    try:
-        return upstream.pick_wheel(pins, upstream.this_python(), upstream.this_machine())
-    except UnknownBaseError:
-        return min(pins.wheels)
 
 
 def require_finished(report: Report) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from packaging.specifiers import SpecifierSet
@@ -13,27 +13,20 @@ from packaging.version import Version
 
 from sglang_bw.errors import PatchApplyError
 from sglang_bw.fork import strict
-from sglang_bw.fork.gitrepo import GitResult
 from sglang_bw.fork.mail import Patch
 from sglang_bw.fork.rebase import semantic
+from sglang_bw.fork.rebase.attempt import Attempt, marked, pick
 from sglang_bw.fork.rebase.evidence import Hunk, Versions, added_lines, hunks_of, with_hunks
-from sglang_bw.fork.rebase.marks import conflict_of, marked_places
+from sglang_bw.fork.rebase.gone import with_loss
+from sglang_bw.fork.rebase.marks import conflict_of
 from sglang_bw.fork.rebase.outcome import Conflict, HunkReport, HunkWord, PatchOutcome, Word
 from sglang_bw.fork.rebase.search import Tree
 from sglang_bw.fork.rebase.semantic import Doubt
-from sglang_bw.fork.rebase.units import Lines, every_thing, parse, split_lines, units
+from sglang_bw.fork.rebase.units import split_lines
 from sglang_bw.fork.rebase.uses import lost
 from sglang_bw.fork.scratch import Scratch
 
 _UPSTREAMS = frozenset({HunkWord.MERGED, HunkWord.OWN})
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """What git made of a patch: the tree id when it joined everything, else the paths it could not join."""
-
-    tree: str
-    unmerged: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -75,7 +68,7 @@ class Mover:
             tried = self._without_merged(patch, commit, files, hunks) or tried
         conflicts: Sequence[Conflict] = tried.conflicts
         missing = {path for path, versions in files.items() if versions.new is None and versions.old}
-        hunks = [self._with_loss(hunk, files[hunk.report.path], missing) for hunk in hunks]
+        hunks = [with_loss(hunk, files[hunk.report.path], missing, self.tree) for hunk in hunks]
         otherwise = self._word(patch, hunks, conflicts, tried.attempt)
         # Proof that upstream has it says more than a range that somebody wrote down.
         word = Word.INAPPLICABLE if self._leaves_out(patch) and otherwise is not Word.MERGED else otherwise
@@ -98,10 +91,10 @@ class Mover:
             conflicts=tuple(conflicts),
         )
 
-    def _tried(self, commit: str, files: dict[str, Versions]) -> Tried:
-        attempt = self._pick(commit)
+    def _tried(self, commit: str, files: Mapping[str, Versions]) -> Tried:
+        attempt = pick(self.repo, commit)
         doubts = self._doubts(files, attempt) if attempt.tree else []
-        return Tried(attempt, tuple(doubts), (*self._marked(attempt.unmerged), *map(conflict_of, doubts)))
+        return Tried(attempt, tuple(doubts), (*marked(self.scratch, attempt.unmerged), *map(conflict_of, doubts)))
 
     def _without_merged(
         self, patch: Patch, commit: str, files: dict[str, Versions], hunks: Sequence[Hunk]
@@ -140,20 +133,6 @@ class Mover:
             # Git is content and we are not: the changes stay staged, without a commit.
             self.repo.run("reset", "--quiet", "--soft", "HEAD~1")
 
-    def _pick(self, commit: str) -> Attempt:
-        done: GitResult = self.repo.run("cherry-pick", "--no-commit", commit, check=False)
-        listed = self.repo.run("ls-files", "--unmerged", "-z").stdout.decode("utf-8", "surrogateescape")
-        unmerged = tuple(sorted({entry.partition("\t")[2] for entry in listed.split("\0") if entry}))
-        if unmerged:
-            return Attempt("", unmerged)
-        if done.code:
-            said = (done.stderr or done.text).strip().splitlines()
-            raise PatchApplyError(
-                f"git cherry-pick fails without a conflict: {said[0] if said else 'no reason given'}",
-                hint="nobody expects this: please report it with the output of `git --version`",
-            )
-        return Attempt(self.repo.run("write-tree").text, ())
-
     def _commit(self, commit: str) -> None:
         """Commit the index with the message, author and date of the patch."""
         self.repo.run("commit", "--quiet", "--no-verify", "--allow-empty", "--reuse-message", commit)
@@ -185,7 +164,7 @@ class Mover:
             )
         return files
 
-    def _doubts(self, files: dict[str, Versions], attempt: Attempt) -> list[Doubt]:
+    def _doubts(self, files: Mapping[str, Versions], attempt: Attempt) -> list[Doubt]:
         """Compare git's tree with what the second merger makes of every file, and look for files nobody named."""
         changed = set(self.repo.changed("HEAD", attempt.tree))
         result = self.repo.read_many(attempt.tree, [side for one in files.values() for side in (one.there, one.path)])
@@ -232,36 +211,6 @@ class Mover:
             for name, line in found
         ]
 
-    def _with_loss(self, hunk: Hunk, versions: Versions, missing: set[str]) -> Hunk:
-        """Mark a hunk whose file or function is gone, with the place where its content went."""
-        report = hunk.report
-        if report.word is not HunkWord.APPLIED:
-            return hunk
-        text = self._old_text(hunk, versions)
-        if report.path in missing or (self._lacks(hunk, versions)):
-            proof = "" if hunk.is_support else self.tree.definition(versions.path, report.where, text)
-            proof = proof or ("" if hunk.is_support else self.tree.nearest(text))
-            what = versions.there if report.path in missing else report.where
-            says = f"upstream has no {what} any more"
-            return replace(hunk, report=report.model_copy(update={"word": HunkWord.GONE, "proof": proof, "says": says}))
-        return hunk
-
-    def _old_text(self, hunk: Hunk, versions: Versions) -> Lines:
-        """Return the function or member that a hunk edits, as it was, else the lines of the hunk."""
-        old = units(versions.path, versions.old)
-        return next((unit.text for unit in old if unit.key == hunk.report.where), hunk.removed or hunk.context)
-
-    def _lacks(self, hunk: Hunk, versions: Versions) -> bool:
-        """Whether a hunk edits a function or class that the new file does not have."""
-        where = hunk.report.where
-        if not where or versions.new is None or parse(versions.there, versions.new) is None:
-            return False
-        there = {thing.name for thing in every_thing(versions.there, versions.new)}
-        had = {thing.name for thing in every_thing(versions.path, versions.old)}
-        # A member that the patch adds has no place when its class is gone.
-        outer = where.rpartition(".")[0] if where not in had else where
-        return bool(outer) and outer in had and outer not in there
-
     def _word(self, patch: Patch, hunks: Sequence[Hunk], conflicts: Sequence[Conflict], attempt: Attempt) -> Word:
         words = {hunk.report.word for hunk in hunks}
         if words != {HunkWord.APPLIED}:
@@ -300,18 +249,6 @@ class Mover:
                 update = {"word": HunkWord.CONFLICT, "says": conflict.why, "proof": proof}
                 return report.model_copy(update=update)
         return report
-
-    def _marked(self, unmerged: Sequence[str]) -> list[Conflict]:
-        """Return the places that git marked in the work tree."""
-        found: list[Conflict] = []
-        for path in unmerged:
-            file = self.scratch.tree / path
-            if not file.is_file():
-                # A sparse tree may lack it; without both sides in the index this fails, and there is nothing to show.
-                self.repo.run("checkout", "--merge", "--ignore-skip-worktree-bits", "--", path, check=False)
-            places = list(marked_places(path, file.read_bytes())) if file.is_file() else []
-            found += places or [Conflict(path=path, why="one side deletes or renames the file, the other changes it")]
-        return found
 
 
 def _says(word: Word, hunks: Sequence[Hunk], files: dict[str, Versions]) -> str:

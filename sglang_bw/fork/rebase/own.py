@@ -20,9 +20,10 @@ from sglang_bw.fork.apply import PREFIX, Progress
 from sglang_bw.fork.build import BuiltWheel, build
 from sglang_bw.fork.local import LocalSeries, load_for
 from sglang_bw.fork.mail import read_patch
-from sglang_bw.fork.rebase import session
+from sglang_bw.fork.rebase import resolution, session
 from sglang_bw.fork.rebase.report import Report
 from sglang_bw.fork.rebase.state import Phase, RebaseState, Request
+from sglang_bw.fork.rebase.wheels import Wheels
 from sglang_bw.fork.scratch import Scratch, opened
 from sglang_bw.fork.series import ORDER_FILE, Series
 
@@ -47,7 +48,7 @@ class Move:
             lint.require_clean(series)
         return cls(load_for(folder, base), old, ours, out or folder / new)
 
-    def request(self, wheels: session.Wheels) -> Request:
+    def request(self, wheels: Wheels) -> Request:
         """Return what is asked, as the state keeps it."""
         asked = session.request_of(self.old, wheels, None)
         return asked.model_copy(
@@ -64,9 +65,7 @@ def scratch_name(root: Path, folder: Path) -> str:
     return session.scratch_name(root / "local" / str(folder.resolve()).lstrip("/"), "rebase-local")
 
 
-def start(
-    root: Path, move: Move, wheels: session.Wheels, *, keep_going: bool, dry_run: bool, progress: Progress
-) -> Report:
+def start(root: Path, move: Move, wheels: Wheels, *, keep_going: bool, dry_run: bool, progress: Progress) -> Report:
     """Move a local series; goes on when the same rebase was killed.
 
     :raises BwError: every cause has its own class, see :mod:`sglang_bw.errors`.
@@ -89,28 +88,27 @@ def start(
         return _finish(scratch, state, move, dry_run=dry_run, progress=progress)
 
 
-def go_on(scratch: Scratch, state: RebaseState, move: Move, wheels: session.Wheels, *, skip: bool,
+def go_on(scratch: Scratch, state: RebaseState, move: Move, wheels: Wheels, *, skip: bool,
           progress: Progress) -> Report:  # fmt: skip
     """Go on with an open one: take what a person made of the patch, or leave it out."""
     _require_free(move.out)
     session.resume(scratch, state, move.request(wheels))
     if skip:
-        state = session.skip(scratch, state)
+        state = resolution.skip(scratch, state)
     elif state.phase is Phase.STOPPED:
-        state = session.accept(scratch, state, read_patch(move.local.files[state.stopped_at]))
+        state = resolution.accept(scratch, state, read_patch(move.local.files[state.stopped_at]))
     return _finish(scratch, state, move, dry_run=False, progress=progress)
 
 
-def _begin(
-    scratch: Scratch, move: Move, wheels: session.Wheels, *, keep_going: bool, progress: Progress
-) -> RebaseState:
-    old, new = session.import_both(scratch, wheels, progress)
-    progress(f"our series on SGLang {move.new.base}")
-    onto = _with_series(scratch, new, move.new)
-    progress(f"our series and yours on SGLang {move.old.base}")
-    origin = _with_series(scratch, old, move.old)
-    commits = scratch.am_series(move.local.files)
-    _require_exact(scratch, move.local, commits)
+def _begin(scratch: Scratch, move: Move, wheels: Wheels, *, keep_going: bool, progress: Progress) -> RebaseState:
+    with session.ready(scratch, progress):
+        old, new = session.import_both(scratch, wheels, progress)
+        progress(f"our series on SGLang {move.new.base}")
+        onto = _with_series(scratch, new, move.new)
+        progress(f"our series and yours on SGLang {move.old.base}")
+        origin = _with_series(scratch, old, move.old)
+        commits = scratch.am_series(move.local.files)
+        _require_exact(scratch, move.local, commits)
     moving = list(zip(move.local.order, commits, strict=True))
     return session.remember(scratch, move.request(wheels), origin, moving, onto, onto, keep_going=keep_going)
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from difflib import SequenceMatcher
 
 from sglang_bw.fork.rebase.search import TELLING
 from sglang_bw.fork.rebase.units import Thing, parse, things, units
+from sglang_bw.fork.rebase.walk import every_node, nodes_at
 
 Code = tuple[str, ...]
 _START, _END = "<start>", "<end>"
@@ -49,25 +50,23 @@ def _changed(path: str, old: bytes, patched: bytes) -> list[str]:
     ]  # fmt: skip
 
 
-def used(path: str, data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield line (from 1) and name of what a file's code uses; messages of assertions are no code here."""
+def used(path: str, data: bytes, lines: Collection[int]) -> Iterator[tuple[int, bytes]]:
+    """Yield line (from 1) and name of what a file's code uses in some lines; messages of assertions are no code."""
     module = parse(path, data)
-    open_nodes: list[ast.AST] = [module] if module else []
-    while open_nodes:
-        node = open_nodes.pop()
+    messages: set[ast.AST] = set()
+    for node in nodes_at(module, lines) if module else ():
         match node:
             case ast.Name(id=name, lineno=line) | ast.Attribute(attr=name, lineno=line):
-                yield line, name.encode()
-            case ast.Assert(test=test):
-                open_nodes.append(test)
-                continue
-        open_nodes += ast.iter_child_nodes(node)
+                if line in lines and node not in messages:
+                    yield line, name.encode()
+            case ast.Assert(msg=ast.expr() as message):
+                messages |= set(every_node(message))
 
 
 @functools.lru_cache(maxsize=256)
 def _text(source: str) -> Code:
     module = ast.parse(source)
-    for node in ast.walk(module):
+    for node in every_node(module):
         if isinstance(node, ast.Assert):
             node.msg = None
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and len(node.body) > 1:
@@ -116,6 +115,6 @@ def _has(lines: Code, window: Code) -> bool:
 
 def _line(thing: Thing, told: str) -> int:
     """Return where a line of plain code stands in the file."""
-    statements: Sequence[ast.stmt] = [node for node in ast.walk(thing.node) if isinstance(node, ast.stmt)]
+    statements: Sequence[ast.stmt] = [node for node in every_node(thing.node) if isinstance(node, ast.stmt)]
     found = [node.lineno for node in statements if _text(ast.unparse(node))[0] == told.strip()]
     return min(found, default=thing.line)

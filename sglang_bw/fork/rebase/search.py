@@ -111,9 +111,9 @@ class Tree:
         there = [at for at, line in enumerate(split_lines(self.files[path]), start=1) if line.strip() in wanted]
         return f"{path}:{there[0]}" if best * 2 >= len(wanted) or best >= _ENOUGH else ""
 
-    def _find_lines(self, path: str) -> frozenset[bytes]:
-        """Return the lines of a file of the new release that say something."""
-        return _telling(self.files[path].split(b"\n"))
+    def _find_lines(self, path: str) -> set[bytes]:
+        """Return the lines of a file of the new release; what is looked for says which of them are telling."""
+        return set(map(bytes.strip, self.files[path].split(b"\n")))
 
 
 def _telling(lines: Iterable[bytes]) -> frozenset[bytes]:

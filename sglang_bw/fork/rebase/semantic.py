@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
@@ -18,6 +18,7 @@ from sglang_bw.fork.rebase.units import Lines, Unit, every_thing, is_divisible, 
 
 # The borders of a unit, as lines that no file has.
 _START, _END = b"<start>", b"<end>"
+_CHANGED = "upstream changed the lines around an edit of the patch"
 
 
 @dataclass(frozen=True)
@@ -162,18 +163,61 @@ def join_lines(old: Lines, patched: Lines, new: Lines) -> tuple[Lines, str]:
     edits = [code for code in SequenceMatcher(None, old, patched, autojunk=False).get_opcodes() if code[0] != "equal"]
     places: list[tuple[int, int, Lines]] = []
     for _, first, last, begin, end in edits:
-        at, why = _place((_START, *old, _END), (_START, *new, _END), first + 1, last + 1)
+        at, why, moved = _place_anywhere((_START, *old, _END), (_START, *new, _END), first + 1, last + 1,
+                                         patched[begin:end])  # fmt: skip
         if at is None:
             if _has(patched, new, begin, end) and not _has(old, new, first, last):
                 continue  # upstream made the same edit
             return new, why
-        places.append((at - 1, at - 1 + last - first, patched[begin:end]))
+        places.append((at - 1, at - 1 + last - first, moved))
     if any(earlier[1] > later[0] for earlier, later in itertools.pairwise(places)):
         return new, "edits change their order"
     lines = list(new)
     for start, stop, text in reversed(places):
         lines[start:stop] = text
     return tuple(lines), ""
+
+
+def _place_anywhere(old: Lines, new: Lines, first: int, last: int, text: Lines) -> tuple[int | None, str, Lines]:
+    """Return where an edit that puts ``text`` in place of ``old[first:last]`` lies in ``new``, and its text there.
+
+    Lines that only go or only come can be told at several places: a block between two blank lines goes with the one
+    before it or the one after it. Where upstream changed the lines around one of these, another may still be certain.
+    """
+    at, why = _place(old, new, first, last)
+    if at is not None or why != _CHANGED:
+        return at, why, text
+    found: dict[int, tuple[int, Lines]] = {}
+    for shift, moved in _slid(old, first, last, text):
+        place, other = _place(old, new, first + shift, last + shift)
+        if place is not None:
+            found.setdefault(place - shift, (place, moved))
+        elif other != _CHANGED:
+            return None, other, text
+    if len(found) != 1:
+        return None, why, text
+    [(place, moved)] = found.values()
+    return place, "", moved
+
+
+def _slid(old: Lines, first: int, last: int, text: Lines) -> Iterator[tuple[int, Lines]]:
+    """Yield how far (negative: up) an edit can be told elsewhere with the same result, and its text there."""
+    if last > first and text:
+        return
+    for step in (-1, 1):
+        shift, moved = 0, text
+        while True:
+            # The line that the edit would jump over has to be the one that it takes in at its other end.
+            over = first + shift - 1 if step < 0 else last + shift
+            if not 0 < over < len(old) - 1:
+                break
+            within = moved or old[first + shift : last + shift]
+            if old[over] != (within[-1] if step < 0 else within[0]):
+                break
+            shift += step
+            if moved:
+                moved = (moved[-1], *moved[:-1]) if step < 0 else (*moved[1:], moved[0])
+            yield shift, moved
 
 
 def _place(old: Lines, new: Lines, first: int, last: int) -> tuple[int | None, str]:
@@ -211,7 +255,7 @@ def _by_window(old: Lines, new: Lines, first: int, last: int) -> tuple[int | Non
         if len(there) == 1:
             return there[0] + first - begin, ""
         if not there:
-            return None, "upstream changed the lines around an edit of the patch"
+            return None, _CHANGED
     return None, "the lines around an edit of the patch occur more than once"
 
 

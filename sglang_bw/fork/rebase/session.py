@@ -8,47 +8,30 @@ from __future__ import annotations
 
 import gc
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from sglang_bw import __version__
-from sglang_bw.errors import DriftError, RebaseOpenError, RebaseStoppedError, ScratchError
+from sglang_bw.errors import DriftError, RebaseOpenError, ScratchError
 from sglang_bw.fork.apply import PREFIX, Progress
-from sglang_bw.fork.mail import Patch, read_patch
-from sglang_bw.fork.rebase.marks import marked_places
+from sglang_bw.fork.mail import read_patch
 from sglang_bw.fork.rebase.move import Mover
-from sglang_bw.fork.rebase.outcome import PatchOutcome
 from sglang_bw.fork.rebase.search import Tree
-from sglang_bw.fork.rebase.semantic import twice
 from sglang_bw.fork.rebase.state import Phase, RebaseState, Request, require_same
-from sglang_bw.fork.rebase.units import parse
+from sglang_bw.fork.rebase.units import forget
+from sglang_bw.fork.rebase.wheels import Wheels
 from sglang_bw.fork.scratch import Scratch
-from sglang_bw.fork.series import Pins, Series
-from sglang_bw.fork.wheel import Wheel
+from sglang_bw.fork.series import Series
 
 # A scratch repository is reused until it holds more than these.
 _MOST_RELEASES = 4
-
-Reader = Callable[[], Wheel]
 
 
 def scratch_name(root: Path, kind: str = "rebase") -> str:
     """Return the name of the scratch repository of a ``patches/`` directory: one open rebase for each."""
     return f"{kind}-{hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:12]}"
-
-
-@dataclass(frozen=True)
-class Wheels:
-    """The two releases: names and digests, and how to read the files when they are needed."""
-
-    base: Pins
-    new: Pins
-    base_name: str
-    new_name: str
-    read_base: Reader
-    read_new: Reader
 
 
 def request_of(series: Series, wheels: Wheels, present: Series | None) -> Request:
@@ -88,36 +71,49 @@ def begin(
 
     :raises DriftError: the patch files are not what git exports from them, or make another tree than the pinned one.
     """
-    origin, onto = import_both(scratch, wheels, progress)
-    progress(f"the series on SGLang {series.base}")
-    scratch.start(origin, work_on=[])
-    commits = scratch.am_series(series.files)
-    _require_no_drift(scratch, series, origin)
-    there = present.order if present else ()
-    moving = [(name, commit) for name, commit in zip(series.order, commits, strict=True) if name not in there]
-    scratch.start(onto, work_on=[])
-    head = [onto, *scratch.am_series(present.files if present else ())][-1]
+    with ready(scratch, progress):
+        origin, onto = import_both(scratch, wheels, progress)
+        progress(f"the series on SGLang {series.base}")
+        scratch.start(origin, work_on=[])
+        commits = scratch.am_series(series.files)
+        _require_no_drift(scratch, series, origin)
+        there = present.order if present else ()
+        moving = [(name, commit) for name, commit in zip(series.order, commits, strict=True) if name not in there]
+        scratch.start(onto, work_on=[])
+        head = [onto, *scratch.am_series(present.files if present else ())][-1]
     request = request_of(series, wheels, present)
     return remember(scratch, request, origin, moving, onto, head, keep_going=keep_going)
 
 
-def import_both(scratch: Scratch, wheels: Wheels, progress: Progress) -> tuple[str, str]:
-    """Return the commits of the two releases, in a repository where no rebase is open.
+@contextmanager
+def ready(scratch: Scratch, progress: Progress) -> Iterator[None]:
+    """Give a repository in which no rebase is open; one that is used again is looked at while the block works in it.
 
-    :raises RebaseOpenError: one is.
+    :raises RebaseOpenError: one is open.
+    :raises ScratchError: the repository is damaged, which the block's own error then may come from.
     """
     state = scratch.read_state(RebaseState)
     if state is not None:
         raise RebaseOpenError(
             f"a rebase from {state.request.base} to {state.request.new} is open", hint=ways_out(state, scratch)
         )
-    if scratch.exists and scratch.releases() > _MOST_RELEASES:
+    if scratch.exists and len(scratch.releases()) > _MOST_RELEASES:
         scratch.remove()
-    if scratch.exists:
-        progress("checking the scratch repository")
-        scratch.require_sound()
-    else:
+    if not scratch.exists:
         scratch.create()
+        yield
+        return
+    progress("checking the scratch repository")
+    with ThreadPoolExecutor(1) as beside:
+        check = beside.submit(scratch.require_sound, *scratch.releases())
+        try:
+            yield
+        finally:
+            check.result()
+
+
+def import_both(scratch: Scratch, wheels: Wheels, progress: Progress) -> tuple[str, str]:
+    """Return the commits of the two releases."""
     progress(f"importing SGLang {wheels.base.version}")
     origin = scratch.release(wheels.base.version, wheels.base.wheels[wheels.base_name])
     origin = origin or scratch.import_release(wheels.read_base())
@@ -205,18 +201,19 @@ def resume(scratch: Scratch, state: RebaseState, request: Request) -> None:
 
 
 @contextmanager
-def _without_collector() -> Iterator[None]:
+def _with_trees() -> Iterator[None]:
     """Let Python look for no cycles: in millions of syntax nodes it finds none, and takes half of the time for that."""
     was_on = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
+        forget()
         if was_on:
             gc.enable()
 
 
-@_without_collector()
+@_with_trees()
 def move_all(scratch: Scratch, state: RebaseState, folder: Path, progress: Progress) -> RebaseState:
     """Move the patches of ``folder`` until one needs a person, or all have their word."""
     files = [folder / name for name in state.patches]
@@ -240,111 +237,5 @@ def move_all(scratch: Scratch, state: RebaseState, folder: Path, progress: Progr
         if stops:
             return state
     state = state.model_copy(update={"phase": Phase.MOVED})
-    scratch.write_state(state)
-    return state
-
-
-def skip(scratch: Scratch, state: RebaseState) -> RebaseState:
-    """Leave the patch that needs a person out of the new series."""
-    return _decided(scratch, _require_stopped(state), state.head, left_out=True)
-
-
-def accept(scratch: Scratch, state: RebaseState, patch: Patch) -> RebaseState:
-    """Take what a person made of the patch: edited files, staged or not, or one finished commit.
-
-    Message, author, date and trailers are the original patch's.
-
-    :raises RebaseStoppedError: markers are left, a file does not parse, something is defined twice, nothing is left.
-    :raises ScratchError: files or commits that are no part of the patch.
-    """
-    _require_stopped(state)
-    repo, commit = scratch.repo, state.series[state.stopped_at]
-    _require_one_commit(scratch, state)
-    touched = set(repo.changed(f"{commit}^", commit))
-    edited = scratch.changes()
-    _require_known(scratch, edited, touched)
-    in_tree = [path for path in edited if (scratch.tree / path).is_file()]
-    _refuse(scratch, state, patch, _problems({path: (scratch.tree / path).read_bytes() for path in in_tree}))
-    if edited:
-        repo.run("add", "--all", "--", *edited)
-    tree = repo.run("write-tree").text
-    changed = repo.read_many(tree, repo.changed(state.head, tree))
-    _refuse(scratch, state, patch, _problems(changed) or _defined_twice(scratch, state, commit, changed))
-    if tree == repo.tree(state.head):
-        raise RebaseStoppedError(
-            f"nothing is left of {patch.name}",
-            hint=f"`sglang-bw rebase --skip{state.local_option}` leaves it out of the new series",
-        )
-    repo.run("reset", "--quiet", "--soft", state.head)
-    repo.run("commit", "--quiet", "--no-verify", "--reuse-message", commit)
-    head = repo.run("rev-parse", "HEAD").text
-    scratch.set_names({head: patch.name})
-    return _decided(scratch, state, head, resolved=True)
-
-
-def _require_stopped(state: RebaseState) -> RebaseState:
-    if state.phase is not Phase.STOPPED:
-        raise RebaseOpenError(
-            "no patch waits for a person", hint="go on with `sglang-bw rebase --continue`, or end it with `--abort`"
-        )
-    return state
-
-
-def _require_one_commit(scratch: Scratch, state: RebaseState) -> None:
-    """Look at what the user's own git did: HEAD is where we left it, or one commit further."""
-    listed = scratch.repo.run("rev-list", f"{state.head}..HEAD").text.split()
-    behind = scratch.repo.run("rev-list", f"HEAD..{state.head}").text.split()
-    if behind or len(listed) > 1:
-        raise ScratchError(
-            f"{scratch.tree} is {len(listed)} commits ahead and {len(behind)} behind: one patch is one commit",
-            hint=f"squash them, or `git -C {scratch.tree} reset --soft {state.head[:12]}`",
-        )
-
-
-def _require_known(scratch: Scratch, edited: Sequence[str], touched: set[str]) -> None:
-    tracked = scratch.repo.run("ls-files", "-z").stdout.decode("utf-8", "surrogateescape").split("\0")
-    strange = sorted(set(edited) - set(tracked) - touched)
-    if strange:
-        raise ScratchError(
-            f"{scratch.tree} has files that are no part of the patch: {', '.join(strange)}",
-            hint="delete them, or `git add` them if the patch needs them",
-        )
-
-
-def _refuse(scratch: Scratch, state: RebaseState, patch: Patch, problems: Sequence[str]) -> None:
-    if problems:
-        listed = "".join(f"\n  {problem}" for problem in problems)
-        raise RebaseStoppedError(
-            f"{patch.name} is not resolved yet:{listed}",
-            hint=f"edit {scratch.tree}, then `sglang-bw rebase --continue{state.local_option}`",
-        )
-
-
-def _problems(files: Mapping[str, bytes]) -> list[str]:
-    found = []
-    for path, data in files.items():
-        marks = marked_places(path, data)
-        found += [f"{path}:{mark.line}: conflict markers are left" for mark in marks]
-        if not marks and path.endswith(".py") and parse(path, data) is None:
-            found.append(f"{path}: is no valid Python")
-    return found
-
-
-def _defined_twice(scratch: Scratch, state: RebaseState, commit: str, changed: Mapping[str, bytes]) -> list[str]:
-    new = scratch.repo.read_many(state.head, changed)
-    patched = scratch.repo.read_many(commit, changed)
-    return [
-        f"{path}: {doubt.why}"
-        for path, data in changed.items()
-        for doubt in twice(path, patched.get(path, b""), new.get(path, b""), data)
-    ]
-
-
-def _decided(
-    scratch: Scratch, state: RebaseState, head: str, *, resolved: bool = False, left_out: bool = False
-) -> RebaseState:
-    last: PatchOutcome = state.outcomes[-1].model_copy(update={"resolved": resolved, "left_out": left_out})
-    outcomes = (*state.outcomes[:-1], last)
-    state = state.model_copy(update={"outcomes": outcomes, "head": head, "phase": Phase.MOVING})
     scratch.write_state(state)
     return state

@@ -10,7 +10,9 @@ import ast
 import functools
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from sglang_bw.fork.rebase.walk import first_line, text_of
 
 Lines = tuple[bytes, ...]
 
@@ -92,6 +94,12 @@ def parse(path: str, data: bytes) -> ast.Module | None:
         return None
 
 
+def forget() -> None:
+    """Let go of the trees that were kept: while they are there, Python's collector walks through all of them."""
+    for kept in (parse, units, every_thing):
+        kept.cache_clear()
+
+
 def is_divisible(path: str, data: bytes) -> bool:
     """Whether a file has units: Python that parses, with line ends that Python and git count alike."""
     return b"\x0c" not in data and b"\r" not in data.replace(b"\r\n", b"") and parse(path, data) is not None
@@ -131,20 +139,15 @@ def _merge(marks: list[tuple[str, int, int]]) -> list[tuple[str, int, int]]:
 def _marks(body: list[ast.stmt], scope: str) -> Iterator[tuple[str, int, int]]:
     """Yield key, first and last line (from 1) of each statement."""
     for node in body:
-        first = _first(node)
+        first = first_line(node)
         last = node.end_lineno or node.lineno
         key = scope + _key(node)
         if isinstance(node, ast.ClassDef):
-            head = min(node.body[0].lineno, *(_first(item) for item in node.body)) - 1
+            head = min(node.body[0].lineno, *(first_line(item) for item in node.body)) - 1
             yield key, first, max(head, node.lineno)
             yield from _marks(node.body, key + ".")
         else:
             yield key, first, last
-
-
-def _first(node: ast.stmt) -> int:
-    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
-    return min([node.lineno, *(item.lineno for item in decorators)])
 
 
 def _key(node: ast.stmt) -> str:
@@ -152,9 +155,9 @@ def _key(node: ast.stmt) -> str:
         case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
             return name
         case ast.Assign(targets=targets):
-            return ", ".join(map(ast.unparse, targets))
+            return ", ".join(map(text_of, targets))
         case ast.AnnAssign(target=target) | ast.AugAssign(target=target):
-            return ast.unparse(target)
+            return text_of(target)
         case ast.ImportFrom(module=module, level=level):
             return f"from {'.' * level}{module or ''}"
         case ast.Import():
@@ -176,39 +179,38 @@ def things(path: str, data: bytes) -> dict[str, Thing]:
 def every_thing(path: str, data: bytes) -> tuple[Thing, ...]:
     """Return what a file defines, a name that comes twice twice."""
     module = parse(path, data)
-    return tuple(_things(module.body, "")) if module is not None else ()
+    return tuple(_things(module.body, "", "")) if module is not None else ()
 
 
-def _things(body: list[ast.stmt], scope: str) -> Iterator[Thing]:
+def _things(body: list[ast.stmt], scope: str, branch: str) -> Iterator[Thing]:
     for node in body:
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 name = scope + node.name
-                yield Thing(name, node.lineno, "function", node)
-                inner = _things(node.body, name + ".")
+                yield Thing(name, node.lineno, "function", node, branch)
+                inner = _things(node.body, name + ".", branch)
                 yield from (thing for thing in inner if "[" in thing.name or thing.name.startswith(name + ".self."))
             case ast.ClassDef():
-                yield Thing(scope + node.name, node.lineno, "class", node)
-                yield from _things(node.body, scope + node.name + ".")
+                yield Thing(scope + node.name, node.lineno, "class", node, branch)
+                yield from _things(node.body, scope + node.name + ".", branch)
             case ast.Assign() | ast.AnnAssign():
-                yield from _values(node, scope)
+                yield from _values(node, scope, branch)
             case ast.ImportFrom(names=names) | ast.Import(names=names):
                 for alias in names:
                     bound = alias.asname or alias.name.partition(".")[0]
-                    yield Thing(scope + bound, node.lineno, "import", node)
+                    yield Thing(scope + bound, node.lineno, "import", node, branch)
             case ast.If() | ast.Try() | ast.With() | ast.For() | ast.While():
                 for number, arm in enumerate(_arms(node)):
-                    branch = f"{node.lineno}.{number}/"
-                    yield from (replace(thing, branch=branch + thing.branch) for thing in _things(arm, scope))
+                    yield from _things(arm, scope, f"{branch}{node.lineno}.{number}/")
 
 
-def _values(node: ast.Assign | ast.AnnAssign, scope: str) -> Iterator[Thing]:
+def _values(node: ast.Assign | ast.AnnAssign, scope: str, branch: str) -> Iterator[Thing]:
     targets = node.targets if isinstance(node, ast.Assign) else [node.target]
     if len(targets) == 1:
-        name = scope + ast.unparse(targets[0])
-        yield Thing(name, node.lineno, "value", node)
+        name = scope + text_of(targets[0])
+        yield Thing(name, node.lineno, "value", node, branch)
         if node.value is not None:
-            yield from _entries(name, node.value)
+            yield from _entries(name, node.value, branch)
 
 
 def _arms(node: ast.stmt) -> list[list[ast.stmt]]:
@@ -216,19 +218,19 @@ def _arms(node: ast.stmt) -> list[list[ast.stmt]]:
     return [*blocks, *(handler.body for handler in getattr(node, "handlers", []))]
 
 
-def _entries(name: str, value: ast.expr) -> Iterator[Thing]:
+def _entries(name: str, value: ast.expr, branch: str) -> Iterator[Thing]:
     """Yield the keys of a table, and what a list of constants holds."""
     match value:
         case ast.Dict():
             for key, entry in zip(value.keys, value.values, strict=True):
                 if key is not None:
-                    inner = f"{name}[{ast.unparse(key)}]"
-                    yield Thing(inner, key.lineno, "entry", entry)
-                    yield from _entries(inner, entry)
+                    inner = f"{name}[{text_of(key)}]"
+                    yield Thing(inner, key.lineno, "entry", entry, branch)
+                    yield from _entries(inner, entry, branch)
         case ast.List(elts=items) | ast.Tuple(elts=items) | ast.Set(elts=items):
             for item in items:
                 if isinstance(item, ast.Constant):
-                    yield Thing(f"{name}[has {item.value!r}]", item.lineno, "item", item)
+                    yield Thing(f"{name}[has {item.value!r}]", item.lineno, "item", item, branch)
         case ast.Call(args=arguments):
             for argument in arguments:
-                yield from _entries(name, argument)
+                yield from _entries(name, argument, branch)

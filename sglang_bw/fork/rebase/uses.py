@@ -9,15 +9,20 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
 
 from sglang_bw.fork.rebase.units import parse
+from sglang_bw.fork.rebase.walk import every_node, nodes_at
 
 Known = Callable[[str], bool]
 
+# What every module and class has without saying so.
+_GIVEN = ("__file__", "__name__", "__doc__", "__spec__", "__package__", "__class__", "__path__")
+
 
 def lost(
-    path: str, patched: bytes, added: Container[int], result: bytes, in_old: Known, in_new: Known
+    path: str, patched: bytes, added: Collection[int], result: bytes, in_old: Known, in_new: Known
 ) -> list[tuple[str, int]]:
     """Return names that the added lines use and the result does not have, with their line in ``patched``.
 
@@ -28,23 +33,23 @@ def lost(
     module, final = parse(path, patched), parse(path, result)
     if module is None or final is None:
         return []
-    bound = _bound(final)
-    here = set(_words(final))
+    here = _Names.of(final)
+    # Git's result is mostly the patched file itself.
+    foreign = here.foreign if final is module else _Names.of(module).foreign
     found: dict[str, int] = {}
-    for name, line, is_bare in _used(module, added):
+    for name, line, is_bare in _used(module, added, foreign):
         if is_bare:
-            is_lost = bound is not None and name not in bound and not hasattr(builtins, name)
+            is_lost = not here.has_star and name not in here.bound and not hasattr(builtins, name)
         else:
-            is_lost = name not in here and not in_new(name) and in_old(name)
+            is_lost = name not in here.defined and not in_new(name) and in_old(name)
         if is_lost:
             found.setdefault(name, line)
     return list(found.items())
 
 
-def _used(module: ast.Module, lines: Container[int]) -> Iterator[tuple[str, int, bool]]:
+def _used(module: ast.Module, lines: Collection[int], foreign: set[str]) -> Iterator[tuple[str, int, bool]]:
     """Yield name, line, and whether it is a bare one; what belongs to another project's module is not the engine's."""
-    foreign = _foreign(module)
-    for node in ast.walk(module):
+    for node in nodes_at(module, lines):
         if getattr(node, "lineno", 0) not in lines:
             continue
         match node:
@@ -59,17 +64,6 @@ def _used(module: ast.Module, lines: Container[int]) -> Iterator[tuple[str, int,
                     yield alias.name, node.lineno, False
 
 
-def _foreign(module: ast.Module) -> set[str]:
-    """Return the names under which a file imports modules that are not the engine's."""
-    return {
-        alias.asname or alias.name.partition(".")[0]
-        for node in ast.walk(module)
-        if isinstance(node, ast.Import)
-        for alias in node.names
-        if alias.name.partition(".")[0] != "sglang"
-    }
-
-
 def _root(node: ast.expr) -> str:
     """Return the bare name that a chain of attributes begins with, an empty string when it begins otherwise."""
     while isinstance(node, ast.Attribute):
@@ -77,31 +71,64 @@ def _root(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def _bound(module: ast.Module) -> set[str] | None:
-    """Return every name that a file binds in any scope, ``None`` when a star import may bind more."""
-    names = {"__file__", "__name__", "__doc__", "__spec__", "__package__", "__class__", "__path__"}
-    for node in ast.walk(module):
-        match node:
-            case ast.Name(id=name, ctx=ast.Store() | ast.Del()) | ast.arg(arg=name):
-                names.add(name)
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                names.add(name)
-            case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
-                names.add(name)
-            case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
-                if any(alias.name == "*" for alias in aliases):
-                    return None
-                names |= {alias.asname or alias.name.partition(".")[0] for alias in aliases}
-    return names
+@dataclass
+class _Names:
+    """The names of a file, found in one pass.
 
+    ``bound`` in any scope, ``defined`` as attributes and members, ``foreign`` for modules that are not the engine's;
+    ``has_star``: a star import may bind more.
+    """
 
-def _words(module: ast.Module) -> Iterator[str]:
-    """Yield what a file defines as attributes and members."""
-    for node in ast.walk(module):
+    bound: set[str] = field(default_factory=lambda: set(_GIVEN))
+    defined: set[str] = field(default_factory=set)
+    foreign: set[str] = field(default_factory=set)
+    has_star: bool = False
+
+    @classmethod
+    def of(cls, module: ast.Module) -> _Names:
+        names = cls()
+        for node in every_node(module):
+            # Most nodes are none of these, and a class is compared faster than a pattern.
+            if isinstance(node, _TELLING):
+                names._take(node)
+        return names
+
+    def _take(self, node: ast.AST) -> None:
         match node:
             case ast.Attribute(attr=name, ctx=ast.Store()):
-                yield name
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                yield name
+                self.defined.add(name)
             case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
-                yield name
+                self.bound.add(name)
+                self.defined.add(name)
+            case ast.Name(id=name, ctx=ast.Del()):
+                self.bound.add(name)
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                self.bound.add(name)
+                self.defined.add(name)
+            case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+                self.bound.add(name)
+            case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+                self._import(aliases, is_module=isinstance(node, ast.Import))
+
+    def _import(self, aliases: list[ast.alias], *, is_module: bool) -> None:
+        for alias in aliases:
+            outermost = alias.name.partition(".")[0]
+            self.bound.add(alias.asname or outermost)
+            self.has_star |= alias.name == "*"
+            if is_module and outermost != "sglang":
+                self.foreign.add(alias.asname or outermost)
+
+
+_TELLING = (
+    ast.Attribute,
+    ast.Name,
+    ast.arg,
+    ast.FunctionDef,
+    ast.AsyncFunctionDef,
+    ast.ClassDef,
+    ast.ExceptHandler,
+    ast.MatchAs,
+    ast.MatchStar,
+    ast.Import,
+    ast.ImportFrom,
+)
