@@ -105,6 +105,8 @@ def test_the_last_error_of_a_log(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("a\nValueError: first\nb\ntorch.OutOfMemoryError: second\n[12:00] kill_process_tree called\n")
     assert last_words(log) == "torch.OutOfMemoryError: second"
+    log.write_text("IndexError: cause\nRuntimeError: [pair.cc:561] Connection closed by peer [127.0.0.1]\n")
+    assert last_words(log) == "IndexError: cause"
     log.write_text("only\nwords\n")
     assert last_words(log) == "only\nwords"
 
