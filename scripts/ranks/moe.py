@@ -105,7 +105,8 @@ def flags(bench: Bench, arm: Arm, model: Path, draft: Path) -> Record:
 
 def _arm(bench: Bench, arm: Arm, known: dict[str, list[Answer]]) -> Record:
     """Wait for a server, ask it twice (a rebalance comes between), and say how it went."""
-    server, prompts = bench.servers[arm.name], greedy.Prompts(8, bench.options.answer, kimi.TEXT["vocab_size"])
+    options, server = bench.options, bench.servers[arm.name]
+    prompts = greedy.Prompts(options.prompts, options.answer, kimi.TEXT["vocab_size"])
     row: Record = {"state": "did not start", "lossless": False}
     try:
         bench.wait(arm.name)
