@@ -105,6 +105,8 @@ def test_the_last_error_of_a_log(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("a\nValueError: first\nb\ntorch.OutOfMemoryError: second\n[12:00] kill_process_tree called\n")
     assert last_words(log) == "torch.OutOfMemoryError: second"
+    log.write_text("IndexError: cause\nRuntimeError: [pair.cc:561] Connection closed by peer [127.0.0.1]\n")
+    assert last_words(log) == "IndexError: cause"
     log.write_text("only\nwords\n")
     assert last_words(log) == "only\nwords"
 
@@ -302,6 +304,38 @@ def test_plain_servers_of_each_model_come_first() -> None:
     assert by_name["stock int4 eplb"] == by_name["patched int4 eplb"] != by_name["patched int4 none"]
     assert by_name["patched bf16 deepep"] == {"moe-a2a-backend": "deepep"}
     assert "ep-num-redundant-experts" not in by_name["stock glm eplb"]
+
+
+class _Fake:
+    """A server that answers with ``tokens``."""
+
+    def __init__(self, tokens: list[int], log: Path) -> None:
+        self.tokens, self.log, self.ready_s = tokens, log, 1.0
+        self.process = argparse.Namespace(poll=lambda: None)
+
+    def is_ready(self) -> bool:
+        return True
+
+    def generate(self, count: int, **_: Any) -> dict[str, Any]:
+        return _answer(self.tokens[:count], [[(-1.0, token, None), (-9.0, 0, None)] for token in self.tokens])
+
+
+def test_other_tokens_a_missing_rebalance_and_no_reference_are_told_apart(bench: Bench) -> None:
+    log = bench.scratch / "log"
+    log.write_text("[00:00 TP0 EP0] [EPLBManager] rebalance end\n[00:00 TP1 EP1] [EPLBManager] rebalance end\n")
+    quiet = bench.scratch / "quiet"
+    quiet.write_text("")
+    tokens = {"plain": [5, 6], "eplb": [5, 6], "other eplb": [5, 7], "quiet eplb": [5, 6]}
+    bench.options.answer = 2
+    known: dict[str, list[Any]] = {}
+    early = moe.Arm("eplb", "patched", "bf16", draft=True)
+    bench.servers = {name: _Fake(own, quiet if "quiet" in name else log) for name, own in tokens.items()}  # type: ignore[misc]
+    assert "plain server" in moe._arm(bench, early, known)["reason"]
+    rows = {name: moe._arm(bench, moe.Arm(name, "patched", "bf16", draft=name != "plain"), known) for name in tokens}
+    assert [row["lossless"] for row in rows.values()] == [True, True, False, False]
+    assert rows["eplb"]["rebalances"] == 1
+    assert rows["quiet eplb"]["reason"] == "no rebalance happened"
+    assert rows["other eplb"]["again"]["apart"] == bench.options.prompts
 
 
 def test_a_backend_that_is_not_there_says_so() -> None:

@@ -28,6 +28,7 @@ ON_ONE_HOST = {
 ON_A_CPU = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1", "OMP_NUM_THREADS": "1", "SGLANG_NCCL_SO_PATH": "none.so"}
 _TAIL = 1500
 _CAUSE = re.compile(r"^[\w.]*(?:Error|Exception|Disagree|assert)[\w.]*\b.*", re.MULTILINE)
+_CONSEQUENCE = re.compile(r"Connection (closed|reset) by peer|Broken pipe|ncclRemoteError|remote process exited")
 
 
 @dataclass
@@ -137,4 +138,6 @@ def last_words(log: Path) -> str:
     """Return the last error of a log, or else its end."""
     text = log.read_text(errors="replace") if log.exists() else ""
     found = _CAUSE.findall(text)
+    # When one rank has died the others say so, later.
+    found = [line for line in found if not _CONSEQUENCE.search(line)] or found
     return found[-1][:_TAIL] if found else text[-_TAIL:].strip()

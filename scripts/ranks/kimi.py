@@ -1,6 +1,6 @@
 """A tiny model of the Kimi-K2.5 classes with random weights, in bf16 and INT4, and an EAGLE-3 draft for it.
 
-The text model is DeepSeek-V3's: latent attention of the real head sizes, one dense layer and three with routed and
+The text model is DeepSeek-V3's: latent attention of the real head sizes, one dense layer and six with routed and
 shared experts. Every expert has weights of its own and the router prefers some of them, so that a rebalance moves
 experts, and moving them wrongly changes the tokens. INT4 as Kimi ships it: compressed-tensors, groups of 32 weights,
 experts only. The vision tower has no weights: it is built and never run.
@@ -16,7 +16,8 @@ from typing import Any
 
 from plan_record import MLA_MOE, TINY
 
-LAYERS, EXPERTS, DENSE = 4, 16, 1
+# With fewer layers the three that EAGLE-3 captures by default (2, the middle, the last but two) are not three.
+LAYERS, EXPERTS, DENSE = 7, 16, 1
 TEXT = MLA_MOE | {
     "hidden_size": 1024, "num_hidden_layers": LAYERS, "num_attention_heads": 8, "num_key_value_heads": 8,
     "intermediate_size": 1024, "moe_intermediate_size": 512, "n_routed_experts": EXPERTS, "num_experts_per_tok": 4,

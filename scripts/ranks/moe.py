@@ -104,25 +104,34 @@ def flags(bench: Bench, arm: Arm, model: Path, draft: Path) -> Record:
 
 
 def _arm(bench: Bench, arm: Arm, known: dict[str, list[Answer]]) -> Record:
-    """Wait for a server, ask it twice (a rebalance comes between), and say how it went."""
-    server, prompts = bench.servers[arm.name], greedy.Prompts(8, bench.options.answer, kimi.TEXT["vocab_size"])
+    """Wait for a server, have it answer, and say how it went."""
+    server = bench.servers[arm.name]
     row: Record = {"state": "did not start", "lossless": False}
     try:
         bench.wait(arm.name)
         row["state"] = "did not serve"
-        if arm.model not in known:
-            known[arm.model] = greedy.reference(server, prompts)
-        for name in ("first", "again"):
-            row[name] = greedy.compare(known[arm.model], greedy.ask(server, prompts, 4), prompts.vocabulary)
-        row |= {"state": "served", "lossless": row["first"]["lossless"] and row["again"]["lossless"]}
+        row |= _answers(bench, arm, known)
     except Exception as error:  # a server that dies shows itself by whatever its client sees
         row["reason"] = last_words(server.log) or f"{type(error).__name__}: {error}"
-    log = server.log.read_text(errors="replace")
-    row["rebalances"] = len(REBALANCED.findall(log))
+    row["rebalances"] = len(REBALANCED.findall(server.log.read_text(errors="replace")))
     row["ready_s"] = server.ready_s
     if "eplb" in arm.name and row["state"] == "served" and not row["rebalances"]:
         row |= {"lossless": False, "reason": "no rebalance happened"}
     return row
+
+
+def _answers(bench: Bench, arm: Arm, known: dict[str, list[Answer]]) -> Record:
+    """Ask the same twice, a rebalance comes between, and compare with the server without speculation."""
+    options, server = bench.options, bench.servers[arm.name]
+    prompts = greedy.Prompts(options.prompts, options.answer, kimi.TEXT["vocab_size"])
+    if not arm.draft:
+        known[arm.model] = greedy.reference(server, prompts)
+    found = [greedy.ask(server, prompts, 4) for _ in range(2)]
+    if arm.model not in known:
+        return {"state": "served", "reason": "there are no answers of a plain server to compare with"}
+    first, again = (greedy.compare(known[arm.model], answers, prompts.vocabulary) for answers in found)
+    lossless = first["lossless"] and again["lossless"]
+    return {"state": "served", "first": first, "again": again, "lossless": lossless}
 
 
 def absent(module: str) -> str:

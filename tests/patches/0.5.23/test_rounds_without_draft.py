@@ -335,7 +335,7 @@ def steady(scheduler: Any, watched: Watched, tokens: list[list[int]], wanted: An
 
 def update_draft(scheduler: Any, folder: Path) -> None:
     for _, runner in scheduler.draft_worker.weight_update_runners():
-        ok, message = runner.weight_updater.update_weights_from_disk(str(folder), None)
+        ok, message = runner.weight_updater.update_weights_from_disk(str(folder), "auto")
         assert ok, message
 
 
