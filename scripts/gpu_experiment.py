@@ -117,7 +117,7 @@ def tune(options: argparse.Namespace, recipe: Path, seconds: float) -> dict[str,
     trial = max(_LEAST_S, (seconds - (1 + len(larger)) * options.start_s) / len(larger))
     space = f"{name}={','.join(map(str, larger))}"
     load = ["--concurrency", "8", "--count", "16", "--max-tokens", "128", "--trials", str(len(larger))]
-    times = ["--trial-budget", f"{trial:.0f}s", "--budget", f"{seconds - options.start_s - trial:.0f}s"]
+    times = ["--trial-budget", f"{trial:.0f}s", "--budget", f"{max(1, seconds - options.start_s - trial):.0f}s"]
     written = options.out / "tuned.yaml"
     search = [str(recipe), "--space", space, "--together", "--json", "-o", str(written), *common(options)]
     done = run(options, "tune", *search, *load, *times)
@@ -152,7 +152,7 @@ def write_recipe(out: Path, device: str, shape: str) -> Path:
     write_tokenizer(target, SHAPES[shape]["vocab"])
     name, small, _ = _BOUNDS[device]
     args = {
-        "load-format": "dummy", "dtype": "bfloat16", "random-seed": 1, "decode-log-interval": 10,
+        "load-format": "dummy", "sleep-on-idle": True, "dtype": "bfloat16", "random-seed": 1, "decode-log-interval": 10,
         # Two servers share the GPU, and a pool is sized from what the other has left: so a fixed one.
         "max-total-tokens": 32768, "max-running-requests": 16,
     }  # fmt: skip
