@@ -33,6 +33,8 @@ from sglang_bw import models
 INVALID = 74
 _LEAST_S = 30  # to measure in, however late it is
 _BOUNDS = {"cuda": ("cuda-graph-max-bs-decode", 2, (8, 16)), "cpu": ("max-running-requests", 1, (4, 8))}
+# Prompts, and tokens of an answer: a rehearsal is to end within the day.
+_LOAD = {"cuda": ["--count", "16", "--max-tokens", "128"], "cpu": ["--count", "8", "--max-tokens", "24"]}
 console = Console(highlight=False, soft_wrap=True)
 
 
@@ -116,7 +118,7 @@ def tune(options: argparse.Namespace, recipe: Path, seconds: float) -> dict[str,
     name, _, larger = _BOUNDS[options.device]
     trial = max(_LEAST_S, (seconds - (1 + len(larger)) * options.start_s) / len(larger))
     space = f"{name}={','.join(map(str, larger))}"
-    load = ["--concurrency", "8", "--count", "16", "--max-tokens", "128", "--trials", str(len(larger))]
+    load = ["--concurrency", "8", "--trials", str(len(larger))]
     times = ["--trial-budget", f"{trial:.0f}s", "--budget", f"{max(1, seconds - options.start_s - trial):.0f}s"]
     written = options.out / "tuned.yaml"
     search = [str(recipe), "--space", space, "--together", "--json", "-o", str(written), *common(options)]
@@ -132,7 +134,7 @@ def tune(options: argparse.Namespace, recipe: Path, seconds: float) -> dict[str,
 def common(options: argparse.Namespace) -> list[str]:
     """Return options of both commands: same prompts, this device, this engine."""
     tree = ["--engine-tree", str(options.engine_tree)] if options.engine_tree else []
-    return ["--prompts", "tiny", "--device", options.device, *tree]
+    return ["--prompts", "tiny", *_LOAD[options.device], "--device", options.device, *tree]
 
 
 def run(options: argparse.Namespace, *command: str) -> subprocess.CompletedProcess[str]:
@@ -152,15 +154,15 @@ def write_recipe(out: Path, device: str, shape: str) -> Path:
     write_tokenizer(target, SHAPES[shape]["vocab"])
     name, small, _ = _BOUNDS[device]
     args = {
-        "load-format": "dummy", "sleep-on-idle": True, "dtype": "bfloat16", "random-seed": 1, "decode-log-interval": 10,
+        "load-format": "dummy", "sleep-on-idle": True, "random-seed": 1, "decode-log-interval": 10,
         # Two servers share the GPU, and a pool is sized from what the other has left: so a fixed one.
         "max-total-tokens": 32768, "max-running-requests": 16,
     }  # fmt: skip
     if device == "cuda":
         # Prefill is not what is measured, and its graphs take most of a start.
-        args |= {"attention-backend": "triton", "disable-prefill-cuda-graph": True}
+        args |= {"dtype": "bfloat16", "attention-backend": "triton", "disable-prefill-cuda-graph": True}
     else:
-        args |= {name: small}
+        args |= {"dtype": "float32", name: small}
     recipe = {
         "id": f"random-{shape}",
         "title": "Random weights and simulated acceptance: no model, no real speed",
