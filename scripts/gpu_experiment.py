@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -41,6 +42,7 @@ console = Console(highlight=False, soft_wrap=True)
 def main() -> int:
     """Run the parts one after another; one that fails costs no other."""
     options = parse()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and what runs ends with it
     began = time.monotonic()
     options.out.mkdir(parents=True, exist_ok=True)
     recipe = write_recipe(options.out, options.device, options.shape)
@@ -75,32 +77,11 @@ def ab(options: argparse.Namespace, recipe: Path, seconds: float) -> dict[str, A
     """Compare with and without speculation in about so many seconds, two starts among them."""
     budget = max(_LEAST_S, seconds - 2 * options.start_s)
     name, _, larger = _BOUNDS[options.device]
-    load = [
-        "--concurrency",
-        "1,8",
-        "--count",
-        "16",
-        "--max-tokens",
-        "128",
-        "--within",
-        "2%",
-        "--budget",
-        f"{budget:.0f}s",
-    ]
+    load = ["--concurrency", "1,8", "--within", "2%", "--budget", f"{budget:.0f}s", "--ignore-eos"]
     record = options.out / "ab.jsonl"
     record.unlink(missing_ok=True)
-    arms = [
-        str(recipe),
-        "--no-spec",
-        "--side-by-side",
-        "--ignore-eos",
-        "--record",
-        str(record),
-        "--json",
-        *common(options),
-        *load,
-    ]
-    done = run(options, "ab", *arms, "--", f"--{name}", str(larger[0]))
+    arms = [str(recipe), "--no-spec", "--side-by-side", "--record", str(record), "--json"]
+    done = run(options, "ab", *arms, *common(options), *load, "--", f"--{name}", str(larger[0]))
     found = {"code": 0 if done.returncode == INVALID else done.returncode, "valid": done.returncode == 0}
     if done.returncode in (0, INVALID):
         outcome = json.loads(done.stdout)["outcome"]
