@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -33,12 +34,15 @@ from sglang_bw import models
 INVALID = 74
 _LEAST_S = 30  # to measure in, however late it is
 _BOUNDS = {"cuda": ("cuda-graph-max-bs-decode", 2, (8, 16)), "cpu": ("max-running-requests", 1, (4, 8))}
+# Prompts, and tokens of an answer: a rehearsal is to end within the day.
+_LOAD = {"cuda": ["--count", "16", "--max-tokens", "128"], "cpu": ["--count", "8", "--max-tokens", "24"]}
 console = Console(highlight=False, soft_wrap=True)
 
 
 def main() -> int:
     """Run the parts one after another; one that fails costs no other."""
     options = parse()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and what runs ends with it
     began = time.monotonic()
     options.out.mkdir(parents=True, exist_ok=True)
     recipe = write_recipe(options.out, options.device, options.shape)
@@ -73,32 +77,11 @@ def ab(options: argparse.Namespace, recipe: Path, seconds: float) -> dict[str, A
     """Compare with and without speculation in about so many seconds, two starts among them."""
     budget = max(_LEAST_S, seconds - 2 * options.start_s)
     name, _, larger = _BOUNDS[options.device]
-    load = [
-        "--concurrency",
-        "1,8",
-        "--count",
-        "16",
-        "--max-tokens",
-        "128",
-        "--within",
-        "2%",
-        "--budget",
-        f"{budget:.0f}s",
-    ]
+    load = ["--concurrency", "1,8", "--within", "2%", "--budget", f"{budget:.0f}s", "--ignore-eos"]
     record = options.out / "ab.jsonl"
     record.unlink(missing_ok=True)
-    arms = [
-        str(recipe),
-        "--no-spec",
-        "--side-by-side",
-        "--ignore-eos",
-        "--record",
-        str(record),
-        "--json",
-        *common(options),
-        *load,
-    ]
-    done = run(options, "ab", *arms, "--", f"--{name}", str(larger[0]))
+    arms = [str(recipe), "--no-spec", "--side-by-side", "--record", str(record), "--json"]
+    done = run(options, "ab", *arms, *common(options), *load, "--", f"--{name}", str(larger[0]))
     found = {"code": 0 if done.returncode == INVALID else done.returncode, "valid": done.returncode == 0}
     if done.returncode in (0, INVALID):
         outcome = json.loads(done.stdout)["outcome"]
@@ -116,8 +99,8 @@ def tune(options: argparse.Namespace, recipe: Path, seconds: float) -> dict[str,
     name, _, larger = _BOUNDS[options.device]
     trial = max(_LEAST_S, (seconds - (1 + len(larger)) * options.start_s) / len(larger))
     space = f"{name}={','.join(map(str, larger))}"
-    load = ["--concurrency", "8", "--count", "16", "--max-tokens", "128", "--trials", str(len(larger))]
-    times = ["--trial-budget", f"{trial:.0f}s", "--budget", f"{seconds - options.start_s - trial:.0f}s"]
+    load = ["--concurrency", "8", "--trials", str(len(larger))]
+    times = ["--trial-budget", f"{trial:.0f}s", "--budget", f"{max(1, seconds - options.start_s - trial):.0f}s"]
     written = options.out / "tuned.yaml"
     search = [str(recipe), "--space", space, "--together", "--json", "-o", str(written), *common(options)]
     done = run(options, "tune", *search, *load, *times)
@@ -132,7 +115,7 @@ def tune(options: argparse.Namespace, recipe: Path, seconds: float) -> dict[str,
 def common(options: argparse.Namespace) -> list[str]:
     """Return options of both commands: same prompts, this device, this engine."""
     tree = ["--engine-tree", str(options.engine_tree)] if options.engine_tree else []
-    return ["--prompts", "tiny", "--device", options.device, *tree]
+    return ["--prompts", "tiny", *_LOAD[options.device], "--device", options.device, *tree]
 
 
 def run(options: argparse.Namespace, *command: str) -> subprocess.CompletedProcess[str]:
@@ -152,15 +135,15 @@ def write_recipe(out: Path, device: str, shape: str) -> Path:
     write_tokenizer(target, SHAPES[shape]["vocab"])
     name, small, _ = _BOUNDS[device]
     args = {
-        "load-format": "dummy", "dtype": "bfloat16", "random-seed": 1, "decode-log-interval": 10,
+        "load-format": "dummy", "sleep-on-idle": True, "random-seed": 1, "decode-log-interval": 10,
         # Two servers share the GPU, and a pool is sized from what the other has left: so a fixed one.
         "max-total-tokens": 32768, "max-running-requests": 16,
     }  # fmt: skip
     if device == "cuda":
         # Prefill is not what is measured, and its graphs take most of a start.
-        args |= {"attention-backend": "triton", "disable-prefill-cuda-graph": True}
+        args |= {"dtype": "bfloat16", "attention-backend": "triton", "disable-prefill-cuda-graph": True}
     else:
-        args |= {name: small}
+        args |= {"dtype": "float32", name: small}
     recipe = {
         "id": f"random-{shape}",
         "title": "Random weights and simulated acceptance: no model, no real speed",
