@@ -166,6 +166,17 @@ check_target() {
     [ "$free" -ge "$needed" ] || die 17 "$into needs $((needed / 1024)) MiB, the disk has $((free / 1024)) MiB" "free some"
 }
 
+# Where flock is, a second run waits; pip inherits the lock, so that one which outlives a killed run keeps it.
+hold() {
+    command -v flock >/dev/null 2>&1 || return 0
+    exec 9>>"$mark"
+    flock -n 9 && return 0
+    say "waiting for another install into $into"
+    flock 9
+    read -r state old <"$mark" || true
+    [ "$state" != complete ] || finish_complete
+}
+
 finish_complete() {
     "$into/bin/sglang-bw" verify || die $? "the engine in $into is not as it was installed" "remove $into and install again"
     say "nothing to do: this bundle is installed in $into"
@@ -322,6 +333,7 @@ if [ -n "$dry" ]; then
 fi
 mkdir -p "$into"
 [ -f "$mark" ] || echo "begun $digest" >"$mark"
+hold
 unpack
 check_files
 install_wheels

@@ -44,6 +44,7 @@ from sglang_bw.fork.wheelhouse import PatchedWheel
 # Fetched wheels wait here, beside the result, until it is whole; the next run finds them.
 STAGE = ".bundle-wheels"
 _SCRATCH = "scratch"
+_OF_THE_DISK = {getattr(errno, n) for n in ("ENOSPC", "EDQUOT", "EROFS", "EACCES", "EPERM", "ENOTDIR", "EEXIST")}
 _SPARE_BYTES = 1 << 30
 
 
@@ -96,7 +97,7 @@ def _place(out: Path) -> Iterator[Path]:
         (out / STAGE).mkdir(parents=True, exist_ok=True)
         yield out / STAGE
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR):
+        if error.errno not in _OF_THE_DISK:
             raise
         raise OutputError(
             f"cannot write to {out}: {error.strerror}",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +43,8 @@ def build(
 ) -> None:
     """Build the patched SGLang wheel into dist/, and a simple index beside it."""
     from sglang_bw.fork import upstream
+    from sglang_bw.fork.build import build as run
+    from sglang_bw.fork.build import build_all
 
     if everything and (python or machine or wheel):
         raise click.UsageError("--all builds every wheel: leave out --python, --platform and --wheel")
@@ -67,24 +68,16 @@ def build(
         return
     started = time.monotonic()
     with steps(as_json) as progress:
-        built = [_build(series, source, source == wheel, folder, local, progress) for source in sources]
+        at: dict[str, Any] = {"local": local, "out": folder, "progress": progress}
+        if everything:
+            built = build_all(series.folder.parent, series.base, **at)
+        else:
+            built = [run(series.folder.parent, series.base, python=python, machine=machine, wheel=wheel, **at)]
     if as_json:
         facts = [_facts(one) for one in built]
         print_json({"wheels": facts} if everything else facts[0])
         return
     _show(built, time.monotonic() - started)
-
-
-def _build(
-    series: Series, source: Path, is_file: bool, folder: Path, local: Path | None, progress: Callable[[str], None]
-) -> BuiltWheel:
-    from sglang_bw.fork import upstream
-    from sglang_bw.fork.build import build as run
-
-    if not is_file:
-        progress(f"fetching {source}")
-        source = upstream.fetch(series.pins, source.name)
-    return run(series.folder.parent, series.base, wheel=source, local=local, out=folder, progress=progress)
 
 
 def _plans(series: Series, sources: list[Path], folder: Path, local: Path | None) -> list[dict[str, Any]]:

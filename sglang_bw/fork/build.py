@@ -6,7 +6,7 @@ import errno
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from installer.sources import WheelFile
 
 from sglang_bw.errors import OutputError
 from sglang_bw.fork import index, lint, mail, sbom, upstream
-from sglang_bw.fork.apply import Applied, Bench, Progress, check_pins
+from sglang_bw.fork.apply import Applied, Bench, Progress, check_pins, text_files
 from sglang_bw.fork.local import LocalApplied, LocalSeries, apply_after, load_for, local_version
 from sglang_bw.fork.notice import LOCAL_TEXT, TEXT, notice_file, with_notice
 from sglang_bw.fork.record import (
@@ -69,13 +69,37 @@ def build(
     :raises BwError: each cause has its own class, see :mod:`sglang_bw.errors`.
     """
     series = Series.load(root, base)
+    return _build(series, _upstream(series, python, machine, wheel, progress), local, out, progress)[0]
+
+
+def build_all(
+    root: Path, base: str, *, local: Path | None = None, out: Path, progress: Progress = lambda step: None
+) -> list[BuiltWheel]:
+    """Build every wheel of a release, for all its Pythons and machines; see :func:`build`.
+
+    :raises BwError: each cause has its own class, see :mod:`sglang_bw.errors`.
+    """
+    series = Series.load(root, base)
+    wheels = (_fetched(series, name, progress) for name in sorted(series.pins.wheels))
+    return _build(series, wheels, local, out, progress)
+
+
+def _build(
+    series: Series, sources: Iterable[Wheel], local: Path | None, out: Path, progress: Progress
+) -> list[BuiltWheel]:
     lint.require_clean(series)
-    asked = load_for(local, base) if local else None
+    asked = load_for(local, series.base) if local else None
+    built = []
     with _scratch(out) as scratch:
-        source = _upstream(series, python, machine, wheel, progress)
-        with tempfile.TemporaryDirectory(prefix="sglang-bw-build-") as repo:
-            applied, own = _applied(series, asked, source, Path(repo), progress)
-        return pack(series, source, applied, scratch, out, progress, own=own)
+        files: dict[str, bytes] | None = None
+        for source in sources:
+            # The wheels of a release differ in compiled files: what is applied to one holds for the next.
+            if files != text_files(source):
+                files = text_files(source)
+                with tempfile.TemporaryDirectory(prefix="sglang-bw-build-") as repo:
+                    applied, own = _applied(series, asked, source, Path(repo), progress)
+            built.append(pack(series, source, applied, scratch, out, progress, own=own))
+    return built
 
 
 def pack(
@@ -117,13 +141,24 @@ def check_built(path: Path) -> list[str]:
         return wheel.read_dist_info("RECORD").splitlines()
 
 
-def _upstream(series: Series, python: str | None, machine: str | None, wheel: Path | None, progress: Progress) -> Wheel:
-    pins = series.pins
+def _upstream(
+    series: Series, python: str | None, machine: str | None, wheel: Path | None, progress: Progress
+) -> Iterator[Wheel]:
     if wheel is None:
-        name = upstream.pick_wheel(pins, python or upstream.this_python(), machine or upstream.this_machine())
-        progress(f"fetching {name}")
-        wheel = upstream.fetch(pins, name)
+        here = python or upstream.this_python(), machine or upstream.this_machine()
+        yield _fetched(series, upstream.pick_wheel(series.pins, *here), progress)
+    else:
+        yield _checked(series, wheel, progress)
+
+
+def _fetched(series: Series, name: str, progress: Progress) -> Wheel:
+    progress(f"fetching {name}")
+    return _checked(series, upstream.fetch(series.pins, name), progress)
+
+
+def _checked(series: Series, wheel: Path, progress: Progress) -> Wheel:
     progress(f"checking {wheel.name}")
+    pins = series.pins
     return read_wheel(wheel, sha256=upstream.pinned_digest(pins, wheel), version=pins.version)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import hashlib
 import io
@@ -23,12 +24,12 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import sglang_bw
-from sglang_bw.bundle import members, plan, toolwheel, wheels
+from sglang_bw.bundle import make, members, plan, toolwheel, wheels
 from sglang_bw.bundle.archive import SMALLEST_PART, Member, parse_size, write
 from sglang_bw.bundle.make import STAGE, Bundle, choose
 from sglang_bw.bundle.manifest import Manifest, read_parts, read_sums
 from sglang_bw.bundle.reader import verify
-from sglang_bw.errors import BundleDamagedError, BundleDigestError, BundleError, BundleUnsafeError, BwError
+from sglang_bw.errors import BundleDamagedError, BundleDigestError, BundleError, BundleUnsafeError, BwError, OutputError
 from sglang_bw.fork import locks
 from sglang_bw.fork.locks import Locked
 from sglang_bw.models import TINY_DRAFT
@@ -135,6 +136,19 @@ def test_recipe_and_draft_travel_and_what_stays_is_written_down(release: Release
 def test_folder_that_is_no_model(release: Release, tmp_path: Path) -> None:
     with pytest.raises(BundleError, match=r"no config\.json"):
         release.plan(models=(tmp_path,))
+
+
+def test_no_room_or_no_folder(release: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found out before anything is fetched; what is fetched stays."""
+    chosen = (wheels.Chosen("large", "1", "file:///large-1-py3-none-any.whl", "0" * 64, size=4 * 10**9),)
+    monkeypatch.setattr(wheels, "fetch", None)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: argparse.Namespace(free=8 * 10**9))
+    with pytest.raises(OutputError, match=r"takes 9\.1 GB .* has 8\.0 GB"):
+        make.make(release.plan(), chosen, tmp_path / "out", None, Quiet())
+    assert (tmp_path / "out" / STAGE).is_dir()
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match="cannot write"):
+        make.make(release.plan(), chosen, tmp_path / "file", None, Quiet())
 
 
 # --- the tool in it

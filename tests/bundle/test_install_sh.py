@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import shutil
 import subprocess
@@ -217,3 +218,24 @@ def test_script_is_clean_shell() -> None:
     shellcheck = shutil.which("shellcheck") or Path(sys.executable).with_name("shellcheck")
     done = subprocess.run([shellcheck, script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.skipif(shutil.which("flock") is None, reason="flock is not here")
+def test_second_run_waits_for_the_first(bundle: Bundle, tmp_path: Path) -> None:
+    into = tmp_path / "env"
+    (into / "bin").mkdir(parents=True)
+    tool = into / "bin/sglang-bw"
+    tool.write_text("#!/bin/sh\necho intact\n")
+    tool.chmod(0o755)
+    mark = into / ".sglang-bw-bundle"
+    mark.write_text(f"begun {bundle.digest}\n")
+    command = ["sh", bundle.folder / "install.sh", "--into", into]
+    with mark.open("r+") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        second = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert second.stdout is not None
+        assert any("waiting for another install" in line for line in second.stdout)
+        held.write("complete " + bundle.digest)
+    said = second.stdout.read()
+    second.stdout.close()
+    assert (second.wait(60), "nothing to do" in said) == (0, True)
