@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import warnings
 import zipfile
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from sglang_bw.bundle.reader import verify
 from sglang_bw.errors import BundleDamagedError, BundleDigestError, BundleError, BundleUnsafeError, BwError, OutputError
 from sglang_bw.fork import locks
 from sglang_bw.fork.locks import Locked
+from sglang_bw.fork.wheel import entry_problems
 from sglang_bw.models import TINY_DRAFT
 from sglang_bw.recipes import lookup
 from tests.bundle.conftest import Release
@@ -298,6 +300,29 @@ def test_hostile_wheel(tmp_path: Path, entry: str, mode: int) -> None:
         archive.writestr(info, b"x")
     with pytest.raises(BundleUnsafeError):
         members.check_wheel(path)
+
+
+_pieces = st.text(st.sampled_from("ab./\\:~ \0é-"), min_size=1, max_size=8)
+
+
+@given(
+    st.lists(st.tuples(_pieces, st.sampled_from([0, 0o100644, 0o120777, 0o020644, 0o010644])), min_size=1, max_size=4)
+)
+def test_wheel_that_passes_stays_in_its_folder(entries: list[tuple[str, int]]) -> None:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name, mode in entries:
+            info = zipfile.ZipInfo("x")
+            info.filename, info.external_attr, info.create_system = name, mode << 16, 3
+            archive.writestr(info, b"x")
+    infos = zipfile.ZipFile(buffer).infolist()
+    if list(entry_problems(infos)):
+        return
+    names = [info.filename for info in infos]
+    assert len(set(names)) == len(names)
+    assert all((Path("/top") / name).resolve().is_relative_to("/top") for name in names if "\0" not in name)
+    assert not [info for info in infos if (info.external_attr >> 28) not in (0, 8)]
 
 
 # --- checking one
