@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import tomllib
 import warnings
 import zipfile
 from pathlib import Path
@@ -37,7 +38,7 @@ from sglang_bw.fork.wheel import entry_problems
 from sglang_bw.models import TINY_DRAFT
 from sglang_bw.recipes import lookup
 from tests.bundle.conftest import Release
-from tests.conftest import PATCHES
+from tests.conftest import CHECKOUT, PATCHES
 from tests.fork.target import PYTHON, Quiet
 
 
@@ -185,6 +186,19 @@ def test_tool_fits_beside_every_lock(lock: Path) -> None:
     names = {package.name for package in (*packages, *found)}
     assert {canonicalize_name(Requirement(text).name) for text in toolwheel.requirements()} <= names
     assert not {package.name for package in packages} & {package.name for package in found}
+
+
+def test_tool_lock_is_up_to_date() -> None:
+    """Every dependency of pyproject.toml, in the versions that a checkout installs: `make constraints` sees to it."""
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+    locked = {package.name: package.version for package in locks.parse(plan.TOOL_LOCK)}
+    asked = [Requirement(text) for text in project["dependencies"]]
+    assert [
+        str(each) for each in asked if not each.specifier.contains(locked.get(canonicalize_name(each.name), "0"))
+    ] == []
+    lines = (CHECKOUT / "constraints.txt").read_text().splitlines()
+    constrained = dict(line.partition(" ;")[0].split("==") for line in lines if "==" in line)
+    assert {name: constrained.get(name) for name in locked} == locked
 
 
 # --- names and sizes
