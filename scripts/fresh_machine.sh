@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The README's commands where nothing is prepared: a clean clone of HEAD, an empty home and empty caches, and on PATH
-# only Python, git, make and the system's own programs. As a new user when root runs it, else with an empty HOME.
+# The README's commands where nothing is prepared: a clean clone of HEAD, an empty home and empty caches, and only
+# the system's own programs on PATH, git and make among them. As a new user when root runs it, else with an empty HOME.
 #
 #   scripts/fresh_machine.sh [--keep] [--target demo|test|tool]... PYTHON...
 #   scripts/fresh_machine.sh 3.11 3.12 3.13        # `make demo` with each that is here
@@ -46,14 +46,12 @@ try() { # PYTHON
         fi
     fi
     git clone --quiet "$checkout" "$home/project"
-    mkdir "$home/bin"
-    ln -s "$python" "$home/bin/$(basename "$python")"
     [ -z "$user" ] || chown -R "$user" "$home"
     mapfile -t passed < <(settings)
     for target in "${targets[@]}"; do
         started=$SECONDS
-        (cd "$home/project" && "${as[@]}" env -i HOME="$home" PATH="$home/bin:/usr/bin:/bin" LANG=C.UTF-8 "${passed[@]}" \
-            make "$target" PYTHON="$home/bin/$(basename "$python")") || code=$?
+        (cd "$home/project" && "${as[@]}" env -i HOME="$home" PATH=/usr/bin:/bin LANG=C.UTF-8 "${passed[@]}" \
+            make "$target" PYTHON="$python") || code=$?
         echo "python $("$python" -V | cut -d ' ' -f 2)${user:+, as a new user}: make $target ended with $code after $((SECONDS - started)) s"
         [ "$code" = 0 ] || break
     done

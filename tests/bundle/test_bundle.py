@@ -13,6 +13,8 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import tomllib
+import warnings
 import zipfile
 from pathlib import Path
 
@@ -32,10 +34,11 @@ from sglang_bw.bundle.reader import verify
 from sglang_bw.errors import BundleDamagedError, BundleDigestError, BundleError, BundleUnsafeError, BwError, OutputError
 from sglang_bw.fork import locks
 from sglang_bw.fork.locks import Locked
+from sglang_bw.fork.wheel import entry_problems
 from sglang_bw.models import TINY_DRAFT
 from sglang_bw.recipes import lookup
 from tests.bundle.conftest import Release
-from tests.conftest import PATCHES
+from tests.conftest import CHECKOUT, PATCHES
 from tests.fork.target import PYTHON, Quiet
 
 
@@ -185,6 +188,19 @@ def test_tool_fits_beside_every_lock(lock: Path) -> None:
     assert not {package.name for package in packages} & {package.name for package in found}
 
 
+def test_tool_lock_is_up_to_date() -> None:
+    """Every dependency of pyproject.toml, in the versions that a checkout installs: `make constraints` sees to it."""
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+    locked = {package.name: package.version for package in locks.parse(plan.TOOL_LOCK)}
+    asked = [Requirement(text) for text in project["dependencies"]]
+    assert [
+        str(each) for each in asked if not each.specifier.contains(locked.get(canonicalize_name(each.name), "0"))
+    ] == []
+    lines = (CHECKOUT / "constraints.txt").read_text().splitlines()
+    constrained = dict(line.partition(" ;")[0].split("==") for line in lines if "==" in line)
+    assert {name: constrained.get(name) for name in locked} == locked
+
+
 # --- names and sizes
 
 
@@ -298,6 +314,29 @@ def test_hostile_wheel(tmp_path: Path, entry: str, mode: int) -> None:
         archive.writestr(info, b"x")
     with pytest.raises(BundleUnsafeError):
         members.check_wheel(path)
+
+
+_pieces = st.text(st.sampled_from("ab./\\:~ \0é-"), min_size=1, max_size=8)
+
+
+@given(
+    st.lists(st.tuples(_pieces, st.sampled_from([0, 0o100644, 0o120777, 0o020644, 0o010644])), min_size=1, max_size=4)
+)
+def test_wheel_that_passes_stays_in_its_folder(entries: list[tuple[str, int]]) -> None:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name, mode in entries:
+            info = zipfile.ZipInfo("x")
+            info.filename, info.external_attr, info.create_system = name, mode << 16, 3
+            archive.writestr(info, b"x")
+    infos = zipfile.ZipFile(buffer).infolist()
+    if list(entry_problems(infos)):
+        return
+    names = [info.filename for info in infos]
+    assert len(set(names)) == len(names)
+    assert all((Path("/top") / name).resolve().is_relative_to("/top") for name in names if "\0" not in name)
+    assert not [info for info in infos if (info.external_attr >> 28) not in (0, 8)]
 
 
 # --- checking one

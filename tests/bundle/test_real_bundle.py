@@ -6,9 +6,14 @@ import json
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
+
+from sglang_bw.bundle import toolwheel
+from sglang_bw.fork.locks import find_uv
+from tests.conftest import CHECKOUT
 
 pytestmark = [pytest.mark.environments, pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -51,3 +56,21 @@ def test_bundle_serves_where_there_is_no_network(tmp_path: Path) -> None:
     assert answer["alone"]
     assert answer["tokens"] == 32
     assert answer["rounds"] < 32, "no draft token was accepted"
+
+
+def test_tool_wheel_holds_what_the_build_backend_packs(tmp_path: Path) -> None:
+    """Ours needs no backend and no sources; but for the metadata, which is the installed tool's, it is the same."""
+    uv = find_uv()
+    assert uv
+    run(uv, "build", "--quiet", "--wheel", "--out-dir", tmp_path / "backend", CHECKOUT)
+    theirs = _members(next((tmp_path / "backend").glob("*.whl")))
+    (tmp_path / "ours").mkdir()
+    ours = _members(toolwheel.tool_wheel(tmp_path / "ours"))
+    assert set(ours) == set(theirs)
+    differ = {name.rpartition("/")[2] for name in ours if ours[name] != theirs[name]}
+    assert differ <= {"WHEEL", "METADATA", "RECORD"}
+
+
+def _members(wheel: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
