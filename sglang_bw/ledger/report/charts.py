@@ -120,7 +120,7 @@ def latencies(run: RunRecord) -> Iterator[tuple[str, Spec]]:
 
 
 def memory(run: RunRecord) -> Spec | None:
-    """Draw what each arm's server says its memory holds, GB of one GPU; what is free stays out."""
+    """Draw what each arm's server says its memory holds; what is free stays out."""
     rows = [
         {"arm": arm.name, "what": what, "GB": size, "order": number}
         for arm in run.arms
@@ -135,7 +135,7 @@ def memory(run: RunRecord) -> Spec | None:
         "mark": {"type": "bar"},
         "encoding": {
             "y": {"field": "arm", "type": "nominal", "title": None},
-            "x": {"field": "GB", "type": "quantitative", "title": "GB of one GPU"},
+            "x": {"field": "GB", "type": "quantitative", "title": "GB"},
             "order": {"field": "order", "type": "quantitative"},
             "color": {
                 "field": "what", "type": "nominal", "sort": None,

@@ -184,7 +184,13 @@ def _memory(run: RunRecord) -> Section:
     rows += [(f"{part}, GB", *(tables.number(arm.memory.get(part), 2) for arm in run.arms)) for part in parts]
     drawn = charts.memory(run)
     table = Table(("", "A", "B"), tuple(rows))
-    return Section("memory", "Memory", "As the servers report it.", draw(drawn) if drawn else None, table)
+    return Section(
+        "memory",
+        "Memory",
+        "As the servers report it: of one GPU, or of the machine on a CPU.",
+        draw(drawn) if drawn else None,
+        table,
+    )
 
 
 def _timeline_says(run: RunRecord) -> str:
