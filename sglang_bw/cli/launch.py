@@ -150,7 +150,7 @@ def serve(
     journal.announce()
     full_environ = devices.environment(chosen, {**environ, **command.env})
     with SignalRelay() as relay:
-        running = server.start(command, command.argv(engine.python), full_environ, log_path, relay)
+        running = server.start(command, engine.python, full_environ, log_path, relay)
         with StartupLine(err) as line, journal.watching(running):
             running.await_ready(startup_timeout, line.update)
         console.ready(running)
