@@ -17,7 +17,7 @@ from sglang_bw.cli import planning
 from sglang_bw.cli.ab_report import AbProgress, print_outcome, print_plan
 from sglang_bw.cli.console import print_json
 from sglang_bw.cli.journal import remember
-from sglang_bw.cli.options import ALLOW_STOCK, DEVICE, ENGINE_PYTHON, ENGINE_TREE, STARTUP_TIMEOUT
+from sglang_bw.cli.options import ALLOW_STOCK, DEVICE, ENGINE_PYTHON, ENGINE_TREE, STARTUP_TIMEOUT, api_key
 from sglang_bw.errors import InvalidRunError
 from sglang_bw.experiment import ab as experiment
 from sglang_bw.experiment import arm as arms
@@ -170,7 +170,7 @@ class LimitsType(_Type):
 @click.option("--allow-random", is_flag=True, help="Measure speculation on random tokens all the same.")
 @ALLOW_STOCK
 @click.option("--no-flush", is_flag=True, help="Leave the prefix cache as it is between blocks.")
-@click.option("--api-key", envvar="SGLANG_API_KEY", help="Of the servers named by --url.")
+@api_key
 @click.option("--request-timeout", type=click.FloatRange(min=1), default=120.0, show_default=True, metavar="SECONDS")
 @STARTUP_TIMEOUT
 @ENGINE_PYTHON

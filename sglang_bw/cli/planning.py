@@ -144,6 +144,13 @@ def machine(recipe: Recipe, device: Device, here: Gpus | None, wanted: str | Non
     return _hardware(boards.find(boards_of_recipe[0]), count)
 
 
+def meant(recipe: Recipe, chosen: Hardware) -> tuple[Hardware, Board] | None:
+    """Return a machine that is not this one as a plan takes it: the recipe's; ``None`` when it names none."""
+    if not (recipe.hardware.board and chosen.board):
+        return None
+    return chosen, boards.find(chosen.board)
+
+
 def seen(here: Gpus | None, wanted: str | None = None) -> tuple[Hardware, Board] | None:
     """Return the GPUs of this machine as a plan takes them; ``None`` when there are none, or only parts of some."""
     if here is None or not here.boards:

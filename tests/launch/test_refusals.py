@@ -139,7 +139,7 @@ def test_serve_leaves_speculation_out_where_it_loses(
     tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "crowded.yaml"
-    text = lookup.catalogue()["kimi-k2.5-int4-eagle3"].read_text()
+    text = lookup.catalogue()["kimi-k2.5-int4-eagle3"].read_text().replace("  trust-remote-code: true\n", "")
     start, end = text.index("workloads:"), text.index("composition:")
     loads = "baseline_where_it_loses: true\nworkloads: [{name: x, context: 65536, concurrency: 64}]\n"
     file.write_text(text[:start] + loads + text[end:])
