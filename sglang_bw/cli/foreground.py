@@ -63,7 +63,7 @@ def run(launch: Checked, options: Options, instance: Instance | None = None) -> 
         registered.update(engine_process=Process.of(running.process.pid))
         with StartupLine(err) as line, journal.watching(running):
             running.await_ready(options.startup_timeout, _telling(line, registered))
-        console.ready(running)
+        console.ready(running, detached=options.detach)
         registered.update(phase=Phase.READY.value, ready_at=datetime.now(UTC))
         notify("READY=1", f"STATUS=serving {command.url}")
         # Only node 0 answers requests.

@@ -37,7 +37,7 @@ class ServeConsole:
         for note in notes:
             self.warn(note)
 
-    def ready(self, running: Server) -> None:
+    def ready(self, running: Server, *, detached: bool) -> None:
         """Say where it answers, and how long it took."""
         startup = running.startup
         if self.as_json:
@@ -51,7 +51,8 @@ class ServeConsole:
             )
             return
         out.print(f"ready in {startup.elapsed():.1f} s ({spent(startup)})", markup=False)
-        out.print(f"{running.command.url}  (OpenAI API below /v1; Ctrl-C stops it)", markup=False)
+        end = "" if detached else "; Ctrl-C stops it"
+        out.print(f"{running.command.url}  (OpenAI API below /v1{end})", markup=False)
 
     def warmed_up(self, report: warmup.Report) -> None:
         """Say what the warm-up measured."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import os
 import shlex
@@ -35,6 +36,7 @@ PINNED = ["--", "--revision", COMMIT, "--speculative-draft-model-revision", COMM
 TINY = ["tiny", "--device", "cpu"]
 
 
+@functools.cache
 def emit(form: str, *arguments: str) -> dict[str, str]:
     """Return the files by their names."""
     cut = arguments.index("--") if "--" in arguments else len(arguments)
@@ -215,11 +217,13 @@ def test_no_key_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     key = tmp_path / "key"
     key.write_text("k3y-0123456789")
     for form in ("compose", "kubernetes", "systemd"):
+        emit.cache_clear()
         assert "k3y" not in "".join(emit(form, *TINY, "--api-key-file", str(key)).values())
 
 
 def test_what_the_user_typed_stays_a_comment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["sglang-bw", "serve", "tiny\nevil: true"])
+    emit.cache_clear()
     assert "evil" not in yaml.safe_load(emit("compose", *TINY)["compose.yaml"])
 
 

@@ -16,7 +16,10 @@ from typing import Any
 
 import httpx
 import pytest
+from click.testing import CliRunner
 
+from sglang_bw.cli import cli
+from sglang_bw.errors import BwError
 from sglang_bw.launch import instances
 from sglang_bw.launch.instances import Process
 from tests.launch.serving import DEADLINE_S, Serve, alive, until
@@ -39,11 +42,11 @@ def nothing_stays(state: Path) -> Iterator[None]:
 
 
 def tool(*arguments: str, code: int = 0) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "sglang_bw", *arguments], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout + done.stderr
+    done = CliRunner().invoke(cli, arguments)
+    ended = done.exception.exit_code if isinstance(done.exception, BwError) else done.exit_code
+    told = f"{done.output}{done.exception or ''}"
+    assert ended == code, told
+    return told
 
 
 def listed() -> list[dict[str, Any]]:
@@ -81,7 +84,6 @@ def test_from_the_start_to_the_stop(serve: Serve) -> None:
 
 def test_it_survives_its_terminal(serve: Serve) -> None:
     ours, theirs = pty.openpty()
-    script = [sys.executable, "-m", "sglang_bw"]
     serve.start("--detach", stderr=theirs, preexec_fn=os.setsid)
     os.close(theirs)
     with os.fdopen(ours, "rb", buffering=0):  # the terminal must be read, or nobody can write to it
@@ -90,7 +92,7 @@ def test_it_survives_its_terminal(serve: Serve) -> None:
     os.killpg(serve.process.pid, signal.SIGHUP) if alive(serve.process.pid) else None
     time.sleep(0.5)
     assert listed()[0]["state"] == "ready"
-    assert subprocess.run([*script, "stop", "--all"], check=False, capture_output=True).returncode == 0
+    tool("stop", "--all")
     serve.assert_nothing_left()
 
 
@@ -129,8 +131,8 @@ def test_without_waiting_status_tells_of_the_failure(serve: Serve) -> None:
 def test_an_interrupt_while_waiting_ends_the_start(serve: Serve) -> None:
     serve.start("--detach", mode="hangs")
     serve.until_loading()
+    until(lambda: listed()[0]["phase"] == "loading", what="the phase is told")
     assert listed()[0]["state"] == "starting"
-    assert listed()[0]["phase"] == "loading"
     serve.send(signal.SIGINT)
     assert serve.process.wait(DEADLINE_S) == 130
     serve.assert_nothing_left()
