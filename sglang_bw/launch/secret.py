@@ -29,6 +29,8 @@ VARIABLE = "SGLANG_BW_API_KEY"
 NAMES = ("api-key", "admin-api-key", "ssl-keyfile-password")
 # An option of its own that begins like a secret one.
 _PUBLIC = "ssl-keyfile"
+# It puts what the file says before the command line, as words.
+_DASH = "begins with a dash, which the engine would take for a flag"
 CONFIG = "engine.yaml"
 REDACT = "redact.json"  # read by the keeper
 
@@ -71,9 +73,14 @@ def api_key(file: Path | None, environ: Mapping[str, str]) -> str | None:
     else:
         return None
     key = text.strip()
-    # It travels in an HTTP header, where nothing else survives.
-    if not key or not all("!" <= letter <= "~" for letter in key):
-        what = "is empty" if not key else "holds more than one word of printable ASCII"
+    what = ""
+    if not key:
+        what = "is empty"
+    elif not all("!" <= letter <= "~" for letter in key):  # it travels in an HTTP header, where nothing else survives
+        what = "holds more than one word of printable ASCII"
+    elif key.startswith("-"):
+        what = _DASH
+    if what:
         raise ApiKeyError(f"{where} {what}", hint="One line: `(umask 077; openssl rand -hex 24 > FILE)`.")
     return key
 
@@ -103,12 +110,14 @@ def private(command_line: Flags) -> Private | None:
 
     What the user's own ``--config`` says is taken in: the engine takes one such file.
 
-    :raises ApiKeyError: the user's own file is no such file.
+    :raises ApiKeyError: the user's own file is no such file, or the engine could not read a secret.
     :raises OutputError: nothing can be written.
     """
     secrets = of(command_line)
     if not secrets:
         return None
+    if dashed := [name for name, value in secrets.items() if value.startswith("-")]:
+        raise ApiKeyError(f"the {dashed[0]} {_DASH}", hint="Take another.")
     theirs = flags.value(command_line, "config")
     document = {**(_read(Path(theirs)) if theirs else {}), **secrets}
     root = platformdirs.user_state_path("sglang-bw") / "private"

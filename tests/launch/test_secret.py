@@ -138,6 +138,7 @@ def test_a_dry_run_shows_no_key(key_file: Path, as_json: tuple[str, ...]) -> Non
     [
         pytest.param(b"", "is empty", id="empty"),
         pytest.param(b"\n \n", "is empty", id="blank"),
+        pytest.param(b"-key", "begins with a dash", id="like a flag"),
         pytest.param(b"two words", "more than one word", id="two words"),
         pytest.param(b"one\ntwo\n", "more than one word", id="two lines"),
         pytest.param("schl\u00fcssel".encode(), "printable ASCII", id="not ASCII"),
@@ -195,6 +196,11 @@ def test_what_cannot_begin_a_word_goes_out_at_once() -> None:
     assert redactor.feed(b"Load weight begin\n") == b"Load weight begin\n"
     assert redactor.feed(b"the sec") == b"the "
     assert redactor.feed(b"ond") == b"second"
+
+
+def test_a_secret_like_a_flag_is_refused() -> None:
+    with pytest.raises(ApiKeyError, match="the api-key begins with a dash"):
+        secret.private(flags.parse(["--api-key=-x"]))
 
 
 def test_the_user_s_config_must_be_one(tmp_path: Path) -> None:
