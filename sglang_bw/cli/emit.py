@@ -57,7 +57,9 @@ def _check(prepared: Prepared, options: Options) -> None:
     if options.no_check:
         return
     seen = planning.meant(prepared.recipe, prepared.machine) if command.device == "cuda" else None
-    refusals.check(Launch(prepared.recipe, command, prepared.engine, seen), force=options.force)
+    there = prepared.engine.installation.version
+    engine = planning.planned(prepared.engine) if there else planning.of_series()
+    refusals.check(Launch(prepared.recipe, command, engine, seen), force=options.force)
 
 
 def _has_key(prepared: Prepared, options: Options) -> bool:

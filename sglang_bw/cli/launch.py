@@ -117,7 +117,7 @@ def _checked(prepared: Prepared, wish: Options) -> Checked:
     weights.check_command(command)
     ports.check_free(command.host, command.port)
     seen = planning.seen(prepared.here, prepared.visible)
-    planned = refusals.check(Launch(recipe, command, engine, seen), force=wish.force)
+    planned = refusals.check(Launch(recipe, command, planning.planned(engine), seen), force=wish.force)
     stays = wish.no_spec or flags.has(prepared.extra, "speculative-algorithm")
     if recipe.baseline_where_it_loses and not stays and (cell := refusals.loses(planned, recipe)):
         command = prepared.baseline()

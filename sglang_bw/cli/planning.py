@@ -181,16 +181,16 @@ def _engine(wish: Wish) -> PlannedEngine:
             installed = None
         if installed and installed.installation.state is not State.ABSENT:
             return planned(installed)
-        return _of_series()
+        return of_series()
     try:
         releases.known(wish.version)
     except ValueError as error:
         raise PlanInputError(str(error), hint="Write for example --engine 0.5.9.") from error
-    series = _of_series()
+    series = of_series()
     return series if wish.version == series.version else PlannedEngine(wish.version)
 
 
-def _of_series() -> PlannedEngine:
+def of_series() -> PlannedEngine:
     """Return the engine that ``install`` would put there."""
     root = patches_root()
     series = Series.load(root, newest_base(root))

@@ -11,7 +11,6 @@ import click
 
 from sglang_bw.cli import host_checks, planning
 from sglang_bw.cli.console import err
-from sglang_bw.fork.series import Series, newest_base, patches_root
 from sglang_bw.host.gpus import Gpus, parts
 from sglang_bw.launch import command as commands
 from sglang_bw.launch import device as devices
@@ -139,7 +138,7 @@ def prepare(options: Options) -> Prepared:
     here = host_checks.gpus(chosen, options.gpus, look=not options.only_describes)
     visible = options.gpus or (None if options.emit else environ.get("CUDA_VISIBLE_DEVICES"))
     machine = planning.machine(recipe, chosen, here, visible)
-    version = engine.installation.version or (_newest() if options.emit else "")
+    version = engine.installation.version or (planning.of_series().version if options.emit else "")
     place = _place(options, recipe, extra)
     count = (len(parts(options.gpus)) if options.gpus else 1) * (place.count if place else 1)
     extra, told = planning.divided(options.name, extra, count)
@@ -180,11 +179,6 @@ def _device(options: Options, recipe: Recipe, extra: Flags, engine: Engine) -> D
     if wish not in DEVICES:
         raise click.UsageError(f"the device {wish!r} is not known here: {' or '.join(DEVICES)}.")
     return wish
-
-
-def _newest() -> str:
-    root = patches_root()
-    return Series.load(root, newest_base(root)).pins.full_version
 
 
 def _with_key(options: Options, extra: Flags) -> Flags:

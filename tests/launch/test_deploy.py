@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import venv
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,10 @@ from click.testing import CliRunner
 
 from sglang_bw.cli import cli
 from sglang_bw.errors import BwError, EmitError, UnsafeLaunchError
+from sglang_bw.fork.series import Series, newest_base
 from sglang_bw.launch import secret
 from sglang_bw.launch.deploy.systemd import CREDENTIAL_PATH, _quoted
+from tests.conftest import PATCHES
 from tests.launch.serving import DEADLINE_S, free_port, until
 
 KUBERNETES = "1.37"
@@ -210,6 +213,14 @@ def test_what_cannot_be_emitted(tmp_path: Path) -> None:
     assert "--head" in refused("systemd", *TINY, "--nodes", "2")
     assert "says where the key goes" in refused("kubernetes", *TINY, "--", "--api-key", "k")
     assert "goes with --emit" in CliRunner().invoke(cli, ["serve", *TINY, "--dry-run", "--image", "x"]).output
+
+
+def test_no_engine_need_be_here(tmp_path: Path) -> None:
+    venv.create(tmp_path / "bare", with_pip=False)
+    python = str(tmp_path / "bare" / "bin" / "python")
+    [text] = emit("compose", *LARGE[:1], "--python", python, *PINNED).values()  # with the plan's checks
+    base = newest_base(PATCHES)
+    assert f"sglang {Series.load(PATCHES, base).pins.full_version}," in text
 
 
 def test_no_key_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

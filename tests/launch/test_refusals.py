@@ -43,7 +43,7 @@ def launch(name: str, here: Gpus, tree: Path, *extra: str, recipe: Recipe | None
     engine = engines.find(tree=tree)
     machine = planning.machine(recipe, "cuda", here)
     command = commands.build(recipe, machine, {}, extra=flags.parse(extra), version=engine.installation.version)
-    return Launch(recipe, command, engine, planning.seen(here))
+    return Launch(recipe, command, planning.planned(engine), planning.seen(here))
 
 
 def test_the_machine_that_the_driver_shows() -> None:
@@ -101,7 +101,7 @@ def test_flags_are_checked_without_gpus(tree: Path) -> None:
         recipe, planning.machine(recipe, "cpu", None), {}, extra=flags.parse(["--cuda-graph-bs", "1"])
     )
     with pytest.raises(PlanRefusedError, match="--cuda-graph-bs-decode 1 instead"):
-        refusals.check(Launch(recipe, command, engines.find(tree=tree), None), force=False)
+        refusals.check(Launch(recipe, command, planning.planned(engines.find(tree=tree)), None), force=False)
 
 
 def test_speculation_that_loses(tree: Path) -> None:
