@@ -23,7 +23,7 @@ import psutil
 
 HERE = Path(__file__).resolve().parent
 VERSION = "0.5.23+bw.1"
-DEADLINE_S = 30.0
+DEADLINE_S = 90.0
 
 
 def until(condition: Callable[[], object], seconds: float = DEADLINE_S, what: str = "") -> None:
