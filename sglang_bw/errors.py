@@ -406,3 +406,33 @@ class BundleDigestError(BwError):
     """A bundle is not the one that was expected."""
 
     exit_code = 83
+
+
+class ApiKeyError(BwError):
+    """The API key cannot be read, or is none."""
+
+    exit_code = 90
+
+
+class UnsafeLaunchError(BwError):
+    """The launch would be open to everybody, or run code that anybody may change."""
+
+    exit_code = 91
+
+
+class UnknownServerError(BwError):
+    """No server of that name was started here, or several begin like this."""
+
+    exit_code = 92
+
+
+class ServerStaysError(BwError):
+    """A server did not end, although it was killed."""
+
+    exit_code = 93
+
+
+class EmitError(BwError):
+    """The launch cannot be written as such a deployment file."""
+
+    exit_code = 94

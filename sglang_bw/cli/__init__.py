@@ -49,6 +49,9 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
             "sglang_bw.cli.probe:probe",
             "Measure all-reduces and rounds of speculation on this host.",
         ),
+        "status": ("sglang_bw.cli.instances:status", "The servers that were started here."),
+        "logs": ("sglang_bw.cli.instances:logs", "The log of a server that was started here."),
+        "stop": ("sglang_bw.cli.instances:stop", "Stop servers that were started here."),
         "watch": ("sglang_bw.cli.watch:watch", "Watch a running server: tok/s, accept length, queue, KV cache."),
     },
     "Experiment": {

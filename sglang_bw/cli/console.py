@@ -20,6 +20,17 @@ def print_json(value: Any) -> None:
     out.print(json.dumps(value, indent=2, default=str), markup=False)
 
 
+def print_table(table: list[list[str]], *, left: tuple[int, ...] = ()) -> None:
+    """Print rows of cells, columns aligned to the right except some."""
+    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
+    for row in table:
+        cells = [
+            cell.ljust(width) if column in left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        out.print("  ".join(cells).rstrip(), markup=False)
+
+
 @contextmanager
 def steps(quiet: bool) -> Iterator[Callable[[str], None]]:
     """Show what is being done now, with the seconds since the start."""

@@ -15,7 +15,7 @@ from sglang_bw.cli.ab_report import AbProgress, print_outcome, print_plan
 from sglang_bw.cli.console import print_json
 from sglang_bw.cli.interrupt import end_like_ctrl_c
 from sglang_bw.cli.journal import remember
-from sglang_bw.cli.options import ALLOW_STOCK, DEVICE, ENGINE_PYTHON, ENGINE_TREE, STARTUP_TIMEOUT
+from sglang_bw.cli.options import ALLOW_STOCK, DEVICE, ENGINE_PYTHON, ENGINE_TREE, STARTUP_TIMEOUT, api_key
 from sglang_bw.cli.types import Duration, LimitsType, Numbers, Share
 from sglang_bw.errors import InvalidRunError
 from sglang_bw.experiment import ab as experiment
@@ -92,7 +92,7 @@ from sglang_bw.ledger.runfile import RunFile, read
 @click.option("--allow-random", is_flag=True, help="Measure speculation on random tokens all the same.")
 @ALLOW_STOCK
 @click.option("--no-flush", is_flag=True, help="Leave the prefix cache as it is between blocks.")
-@click.option("--api-key", envvar="SGLANG_API_KEY", help="Of the servers named by --url.")
+@api_key
 @click.option("--request-timeout", type=click.FloatRange(min=1), default=120.0, show_default=True, metavar="SECONDS")
 @STARTUP_TIMEOUT
 @ENGINE_PYTHON

@@ -2,39 +2,25 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
-import httpx
 
-from sglang_bw.cli import host_checks, planning, refusals
-from sglang_bw.cli.console import err, out, print_json
-from sglang_bw.cli.journal import Journal
+from sglang_bw.cli import detached, emit, foreground, host_checks, planning, refusals
+from sglang_bw.cli.console import err, print_json
+from sglang_bw.cli.foreground import Checked
 from sglang_bw.cli.options import ALLOW_STOCK, DEVICE, ENGINE_PYTHON, ENGINE_TREE, STARTUP_TIMEOUT
+from sglang_bw.cli.preparation import Options, Prepared, prepare
 from sglang_bw.cli.refusals import Launch
-from sglang_bw.cli.startup_line import StartupLine, spent
-from sglang_bw.errors import EngineOutputError
-from sglang_bw.host import fingerprint
-from sglang_bw.host.gpus import parts
 from sglang_bw.launch import command as commands
-from sglang_bw.launch import device as devices
-from sglang_bw.launch import engine as engines
 from sglang_bw.launch import port as ports
-from sglang_bw.launch import preflight, selection, server, warmup, weights
-from sglang_bw.launch.command import Command
+from sglang_bw.launch import safety, server, weights
+from sglang_bw.launch.command import PASTED_CONFIG, Command
 from sglang_bw.launch.engine import Engine
-from sglang_bw.launch.journal import Attempt
-from sglang_bw.launch.probe import seed
-from sglang_bw.launch.process import SignalRelay, shell_code
-from sglang_bw.launch.server import Server
 from sglang_bw.plan.speculation import Cell
 from sglang_bw.recipes import flags
-from sglang_bw.recipes.flags import Flags
-from sglang_bw.recipes.schema import DEVICES, Device, Hardware, Recipe
 
 
 class _ServeCommand(click.Command):
@@ -71,6 +57,15 @@ def _not_empty(_ctx: click.Context, _param: click.Parameter, value: str | None) 
 @click.option(
     "--gpus", metavar="0-3", callback=_not_empty, help="Use these only: numbers as in nvidia-smi, ranges, UUIDs."
 )
+@click.option(
+    "--api-key-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The key that requests need; else SGLANG_BW_API_KEY. It never stands on a command line.",
+)
+@click.option("--open", "is_open", is_flag=True, help="Listen to the network without a key.")
+@click.option("--nodes", type=click.IntRange(1, 256), help="Machines that serve it together; else the recipe's.")
+@click.option("--node-rank", type=click.IntRange(min=0), help="Which of them this one is, from 0.")
+@click.option("--head", metavar="ADDR:PORT", callback=_not_empty, help="Where node 0 is found by the others.")
 @click.option("--force", "--yes", "force", is_flag=True, help="Go on where the plan, or a check of this host, refuses.")
 @click.option("--dry-run", is_flag=True, help="Print the `sglang serve` line and its environment, start nothing.")
 @ALLOW_STOCK
@@ -78,30 +73,18 @@ def _not_empty(_ctx: click.Context, _param: click.Parameter, value: str | None) 
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line: ready, warm-up, exit.")
 @click.option("--no-warmup", is_flag=True, help="Skip the requests that measure accept length and tok/s.")
 @click.option("--strict", is_flag=True, help="Stop with exit code 35 when the warm-up's output is broken.")
+@click.option("--detach", is_flag=True, help="Leave the server running by itself; `status`, `logs` and `stop` find it.")
+@click.option("--no-wait", is_flag=True, help="With --detach: do not wait until it serves.")
+@click.option("--emit", type=click.Choice(emit.FORMS), help="Write a deployment file of it, start nothing.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="With --emit: where to; else printed."
+)
+@click.option("--image", help="With --emit: the container image.")
+@click.option("--no-check", is_flag=True, help="With --emit: leave out the plan's checks.")
 @STARTUP_TIMEOUT
 @ENGINE_PYTHON
 @ENGINE_TREE
-def serve(
-    name: str,
-    engine_flags: tuple[str, ...],
-    draft: str | None,
-    model_path: str | None,
-    no_spec: bool,
-    device: str,
-    host: str,
-    port: int,
-    gpus: str | None,
-    force: bool,
-    dry_run: bool,
-    allow_stock: bool,
-    log: Path | None,
-    as_json: bool,
-    no_warmup: bool,
-    strict: bool,
-    startup_timeout: float,
-    python: Path | None,
-    engine_tree: Path | None,
-) -> int:
+def serve(**options: Any) -> int:
     """Start the patched engine with EAGLE-3 and show its URL when it answers.
 
     The first argument is a recipe (`sglang-bw recipes list`), a recipe file, or a model id or path together with
@@ -110,81 +93,40 @@ def serve(
     SIGINT, SIGTERM and SIGHUP are passed on to the engine, a second one kills it. Ends with the engine's exit code;
     128 + N when signal N ended it, also when it was interrupted while loading.
     """
-    extra = _parse(engine_flags)
-    recipe = selection.select(name, model=model_path, draft=draft)
-    if not (recipe.spec or no_spec or flags.has(extra, "speculative-algorithm")) and selection.is_model(name):
-        raise click.UsageError("a model needs its draft: --draft PATH|ID; or --no-spec for plain decoding.")
-    engine = engines.find(python, engine_tree)
-    chosen = _device(device, extra, engine)
-    environ = engine.environment()
-    here = host_checks.gpus(chosen, gpus, look=not dry_run)
-    visible = gpus or environ.get("CUDA_VISIBLE_DEVICES")
-    machine = planning.machine(recipe, chosen, here, visible)
-    version = engine.installation.version
-    extra, told = planning.divided(name, extra, len(parts(gpus)) if gpus else 1)
-    if told:
-        err.print(f"note: {told}", markup=False)
-    command = commands.build(
-        recipe, machine, environ, host=host, port=port, speculate=not no_spec, extra=extra, version=version
-    )
-    if gpus:
-        command = replace(command, env={**command.env, **preflight.visible(gpus, here)})
-    command = _seeded(command, recipe)
-    if dry_run:
-        if problem := refusals.only_for_gpus(recipe, command):
-            err.print(f"note: {problem.message}; --device cuda prints the line for GPUs", style="yellow", markup=False)
-        _print_dry_run(command, engine, as_json=as_json)
+    wish = Options(**options)
+    wish.check()
+    prepared = prepare(wish)
+    if wish.dry_run:
+        _print_dry_run(prepared, wish)
         return 0
-    note = engine.check(recipe, allow_stock=allow_stock, force=force)
+    if wish.emit:
+        return emit.run(prepared, wish)
+    launch = _checked(prepared, wish)
+    return detached.run(launch, wish) if wish.detach else foreground.run(launch, wish)
+
+
+def _checked(prepared: Prepared, wish: Options) -> Checked:
+    """Refuse what cannot work, and fetch what is missing.
+
+    :raises BwError: why it is refused.
+    """
+    recipe, command, engine = prepared.recipe, prepared.command, prepared.engine
+    note = engine.check(recipe, allow_stock=wish.allow_stock, force=wish.force)
+    environ = {**prepared.environ, **command.env}
+    said = [note, safety.check_open(command, allowed=wish.is_open)]
     weights.check_command(command)
     ports.check_free(command.host, command.port)
-    planned = refusals.check(Launch(recipe, command, engine, planning.seen(here, visible)), force=force)
-    may_leave_out = recipe.baseline_where_it_loses and not (no_spec or flags.has(extra, "speculative-algorithm"))
-    if may_leave_out and (cell := refusals.loses(planned, recipe)):
-        command = _baseline(recipe, command, machine, environ, extra, version)
+    seen = planning.seen(prepared.here, prepared.visible)
+    planned = refusals.check(Launch(recipe, command, planning.planned(engine), seen), force=wish.force)
+    stays = wish.no_spec or flags.has(prepared.extra, "speculative-algorithm")
+    if recipe.baseline_where_it_loses and not stays and (cell := refusals.loses(planned, recipe)):
+        command = prepared.baseline()
         _say_baseline(cell)
-
-    console = _Console(as_json=as_json)
-    host_checks.check(command, here, engine, environ, force=force)
-    log_path = (log or server.default_log(recipe.id, command.port)).absolute()
-    console.begin(recipe, command, engine, log_path, note)
-    journal = Journal(Attempt(recipe.id, command, engine.installation, fingerprint.look()))
-    journal.announce()
-    full_environ = devices.environment(chosen, {**environ, **command.env})
-    with SignalRelay() as relay:
-        running = server.start(command, command.argv(engine.python), full_environ, log_path, relay)
-        with StartupLine(err) as line, journal.watching(running):
-            running.await_ready(startup_timeout, line.update)
-        console.ready(running)
-        report = None if no_warmup else _warm_up(running, recipe, console)
-        journal.started(running, report)
-        if strict and report and report.broken:
-            running.process.kill()
-            running.process.wait()
-            raise EngineOutputError(report.warnings[0], hint=f"Full log: {running.process.log}")
-        code = running.process.wait() or 0
-    console.end(running, code)
-    journal.ended(running, code)
-    return shell_code(code)
-
-
-def _seeded(command: Command, recipe: Recipe) -> Command:
-    """Return the launch with what `probe round` measured on this host, if there is anything to use."""
-    found = seed.find(command, fingerprint.take().key, recipe.id)
-    if found is None:
-        return command
-    err.print(f"note: the policy begins with the cost of rounds of {found.taken}: {found.probe}", markup=False)
-    return found.give(command)
-
-
-def _baseline(
-    recipe: Recipe, command: Command, machine: Hardware, environ: Mapping[str, str], extra: Flags, version: str
-) -> Command:
-    """Return the same launch without speculation."""
-    plain = commands.build(
-        recipe, machine, environ, host=command.host, port=command.port, speculate=False, extra=extra, version=version
-    )
-    return replace(plain, env={**plain.env, **command.env})
+    # After the plan, which may refuse for a better reason; before anything is fetched.
+    said += safety.check_remote_code(command, environ)
+    host_checks.check(command, prepared.here, engine, prepared.environ, force=wish.force)
+    log = (wish.log or server.default_log(recipe.id, command.port)).absolute()
+    return Checked(recipe, command, engine, dict(prepared.environ), log, tuple(filter(None, said)))
 
 
 def _say_baseline(cell: Cell) -> None:
@@ -197,113 +139,38 @@ def _say_baseline(cell: Cell) -> None:
         )
 
 
-def _parse(tokens: tuple[str, ...]) -> Flags:
-    try:
-        return flags.parse(tokens)
-    except flags.NotAFlagError as error:
-        raise click.UsageError(
-            f"{error.token!r} is no engine flag; one recipe or model, then options, then engine flags behind '--'."
-        ) from error
-
-
-def _device(wish: str, extra: Flags, engine: Engine) -> Device:
-    wish = flags.value(extra, "device") or wish
-    if wish == "auto":
-        return devices.detect(engine_has_gpu_kernels=engine.has_gpu_kernels)
-    if wish not in DEVICES:
-        raise click.UsageError(f"the device {wish!r} is not known here: {' or '.join(DEVICES)}.")
-    return wish
-
-
-def _print_dry_run(command: Command, engine: Engine, *, as_json: bool) -> None:
-    if engine.tree:
-        command = replace(command, env={**command.env, "PYTHONPATH": str(engine.tree)})
-    if as_json:
-        print_json(
-            {
-                "argv": ["sglang", "serve", *flags.tokens(command.flags)],
-                "env": dict(command.env),
-                "url": command.url,
-                "engine": engine.installation.as_json(),
-            }
-        )
+def _print_dry_run(prepared: Prepared, wish: Options) -> None:
+    command, engine = prepared.command, prepared.engine
+    if problem := refusals.only_for_gpus(prepared.recipe, command):
+        err.print(f"note: {problem.message}; --device cuda prints the line for GPUs", style="yellow", markup=False)
+    one_of_many = prepared.nodes == 1 or wish.node_rank is not None
+    nodes = [command] if one_of_many else [prepared.on_node(rank) for rank in range(prepared.nodes)]
+    nodes = [_with_tree(node, engine) for node in nodes]
+    if wish.as_json:
+        described = [_described(node, engine) for node in nodes]
+        print_json(described[0] if one_of_many else {"nodes": described})
     else:
-        click.echo(command.pasteable())
-    if problem := engine.installation.error():
-        click.echo(f"note: {problem.message}", err=True)
-        click.echo(f"hint: {problem.hint}", err=True)
+        for node in nodes:
+            click.echo(node.pasteable())
+    if command.has_secrets:
+        click.echo(
+            f"note: {PASTED_CONFIG} is a file that you write, mode 0600, with the line `api-key: KEY`; "
+            "`serve` does that by itself",
+            err=True,
+        )
+    if missing := engine.installation.error():
+        click.echo(f"note: {missing.message}", err=True)
+        click.echo(f"hint: {missing.hint}", err=True)
 
 
-def _warm_up(running: Server, recipe: Recipe, console: _Console) -> warmup.Report | None:
-    """Measure and warn; a fault of the warm-up itself leaves the server alone, and gives ``None``."""
-    command = running.command
-    try:
-        report = warmup.run(command.url, recipe.warmup, speculates=command.speculates, api_key=command.api_key)
-    except (httpx.HTTPError, LookupError, TypeError, ValueError, AttributeError) as error:
-        if not running.relay.received and running.process.poll() is None:
-            console.warn(f"The warm-up failed: {type(error).__name__}: {error}")
-        return None
-    console.warmed_up(report)
-    return report
+def _with_tree(command: Command, engine: Engine) -> Command:
+    return replace(command, env={**command.env, "PYTHONPATH": str(engine.tree)}) if engine.tree else command
 
 
-class _Console:
-    """What `serve` says: sentences for people, or one JSON object a line."""
-
-    def __init__(self, *, as_json: bool) -> None:
-        self.as_json = as_json
-
-    def begin(self, recipe: Recipe, command: Command, engine: Engine, log: Path, note: str) -> None:
-        spec = "no speculation"
-        if command.speculates:
-            names = ("algorithm", "num-steps", "eagle-topk", "num-draft-tokens")
-            algorithm, steps, topk, tokens = (flags.value(command.flags, f"speculative-{n}", "auto") for n in names)
-            spec = f"{algorithm}, {steps} steps, topk {topk}, {tokens} draft tokens"
-        err.print(f"{recipe.id}: sglang {engine.installation.version}, {command.device}, {spec}", markup=False)
-        err.print(f"log: {log}", markup=False)
-        if note:
-            err.print(f"warning: {note}", style="yellow", markup=False)
-
-    def ready(self, running: Server) -> None:
-        startup = running.startup
-        if self.as_json:
-            seconds = {phase.value: round(value, 2) for phase, value in startup.seconds.items()}
-            self._line(
-                event="ready",
-                url=running.command.url,
-                pid=running.process.pid,
-                log=str(running.process.log),
-                seconds=seconds,
-            )
-            return
-        out.print(f"ready in {startup.elapsed():.1f} s ({spent(startup)})", markup=False)
-        out.print(f"{running.command.url}  (OpenAI API below /v1; Ctrl-C stops it)", markup=False)
-
-    def warmed_up(self, report: warmup.Report) -> None:
-        if self.as_json:
-            self._line(
-                event="warm-up",
-                accept_length=report.accept_length,
-                tokens_per_second=round(report.tokens_per_second, 2),
-                broken=report.broken,
-                warnings=list(report.warnings),
-            )
-            return
-        length = f"accept length {report.accept_length:.2f}, " if report.accept_length is not None else ""
-        out.print(f"warm-up: {length}{report.tokens_per_second:.1f} tok/s (one request at a time)", markup=False)
-        for text in report.warnings:
-            self.warn(text)
-
-    def warn(self, text: str) -> None:
-        err.print(f"warning: {text}", style="yellow", markup=False)
-
-    def end(self, running: Server, code: int) -> None:
-        if self.as_json:
-            self._line(event="exit", code=shell_code(code))
-        if code != 0 and not running.relay.received:
-            err.print(f"error: the engine ended with exit code {shell_code(code)}: {running.death()}", markup=False)
-            err.print(f"hint: Full log: {running.process.log}", markup=False)
-
-    @staticmethod
-    def _line(**fields: Any) -> None:
-        click.echo(json.dumps(fields))
+def _described(command: Command, engine: Engine) -> dict[str, Any]:
+    return {
+        "argv": ["sglang", "serve", *command.pasteable_flags],
+        "env": command.shown_env,
+        "url": command.url,
+        "engine": engine.installation.as_json(),
+    }

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -42,6 +43,39 @@ ALLOW_STOCK = click.option("--allow-stock", is_flag=True, help="Take an engine t
 STARTUP_TIMEOUT = click.option(
     "--startup-timeout", type=click.FloatRange(min=1), default=1800.0, show_default=True, metavar="SECONDS"
 )
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def api_key(command: _Command) -> _Command:
+    """Add the key of servers that run already; the command gets it as ``api_key``."""
+    decorate = click.option(
+        "--api-key-file",
+        type=click.Path(dir_okay=False, path_type=Path),
+        expose_value=False,
+        is_eager=True,  # read before the option below looks for it
+        callback=_remember_key,
+        help="File with the servers' key.",
+    )
+    also = click.option(
+        "--api-key",
+        metavar="KEY",
+        envvar=["SGLANG_BW_API_KEY", "SGLANG_API_KEY"],
+        show_envvar=True,
+        callback=lambda ctx, _param, value: ctx.meta.get(_KEY) or value,
+        help="Their key; others see it on a command line.",
+    )
+    return decorate(also(command))
+
+
+_KEY = "sglang_bw.api_key"
+
+
+def _remember_key(ctx: click.Context, _param: click.Parameter, file: Path | None) -> None:
+    from sglang_bw.launch import secret
+
+    if file:
+        ctx.meta[_KEY] = secret.api_key(file, {})
 
 
 def series_of(root: Path | None, base: str | None) -> Series:

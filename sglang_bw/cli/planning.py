@@ -159,6 +159,13 @@ def machine(recipe: Recipe, device: Device, here: Gpus | None, wanted: str | Non
     return _hardware(boards.find(boards_of_recipe[0]), count)
 
 
+def meant(recipe: Recipe, chosen: Hardware) -> tuple[Hardware, Board] | None:
+    """Return a machine that is not this one as a plan takes it: the recipe's; ``None`` when it names none."""
+    if not (recipe.hardware.board and chosen.board):
+        return None
+    return chosen, boards.find(chosen.board)
+
+
 def seen(here: Gpus | None, wanted: str | None = None) -> tuple[Hardware, Board] | None:
     """Return the GPUs of this machine as a plan takes them; ``None`` when there are none, or only parts of some."""
     if here is None or not here.boards:
@@ -189,16 +196,16 @@ def _engine(wish: Wish) -> PlannedEngine:
             installed = None
         if installed and installed.installation.state is not State.ABSENT:
             return planned(installed)
-        return _of_series()
+        return of_series()
     try:
         releases.known(wish.version)
     except ValueError as error:
         raise PlanInputError(str(error), hint="Write for example --engine 0.5.9.") from error
-    series = _of_series()
+    series = of_series()
     return series if wish.version == series.version else PlannedEngine(wish.version)
 
 
-def _of_series() -> PlannedEngine:
+def of_series() -> PlannedEngine:
     """Return the engine that ``install`` would put there."""
     root = patches_root()
     series = Series.load(root, newest_base(root))

@@ -11,8 +11,8 @@ import click
 from rich.markup import escape
 
 from sglang_bw.cli import host_checks, planning
-from sglang_bw.cli.console import err, out, print_json
-from sglang_bw.cli.options import ALLOW_STOCK, DEVICE, ENGINE_PYTHON, ENGINE_TREE, STARTUP_TIMEOUT
+from sglang_bw.cli.console import err, out, print_json, print_table
+from sglang_bw.cli.options import ALLOW_STOCK, DEVICE, ENGINE_PYTHON, ENGINE_TREE, STARTUP_TIMEOUT, api_key
 from sglang_bw.errors import ProbeError
 from sglang_bw.host import fingerprint, probes
 from sglang_bw.launch import command as commands
@@ -141,6 +141,7 @@ def allreduce(
 @click.argument("name", metavar="[RECIPE|FILE.yaml|MODEL]", required=False)
 @click.argument("engine_flags", nargs=-1, type=click.UNPROCESSED, metavar="[-- ENGINE FLAGS]")
 @click.option("--url", "urls", multiple=True, metavar="URL", help="A running server, in place of a recipe; repeatable.")
+@api_key
 @click.option("--draft", metavar="PATH|ID", help="Draft of a model, or in place of the recipe's.")
 @click.option("--steps", callback=_numbers, metavar="0,3", help="Draft steps; the recipe's and 0 when left out.")
 @click.option("--accept", "lengths", callback=_lengths, metavar="1,2.5,4", help="Accept lengths to simulate.")
@@ -271,14 +272,3 @@ def _show(result: Result, wanted: Sizes) -> None:
     for failure in result.failures:
         style = None if failure.kind == "absent" else "red"
         out.print(f"{failure.backend}: {failure.kind}: {failure.reason}", style=style, markup=False)
-
-
-def print_table(table: list[list[str]], *, left: tuple[int, ...] = ()) -> None:
-    """Print rows of cells, columns aligned to the right except some."""
-    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
-    for row in table:
-        cells = [
-            cell.ljust(width) if column in left else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        out.print("  ".join(cells).rstrip(), markup=False)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sglang_bw.cli.console import err, out, print_json
-from sglang_bw.cli.probe import machine_of, print_table, progress
+from sglang_bw.cli.console import err, out, print_json, print_table
+from sglang_bw.cli.probe import machine_of, progress
 from sglang_bw.host import fingerprint, probes
 from sglang_bw.launch import command as commands
 from sglang_bw.launch import engine as engines
@@ -37,6 +37,7 @@ class Options:
     name: str | None
     engine_flags: tuple[str, ...]
     urls: tuple[str, ...]
+    api_key: str | None
     draft: str | None
     steps: tuple[int, ...] | None
     lengths: tuple[float, ...] | None
@@ -91,7 +92,7 @@ def _ask(options: Options) -> Result | None:
         out.print(f"would measure {', '.join(options.urls)} at batch {_numbers(plan.batches)}", markup=False)
         return None
     with progress() as tell:
-        session.ask_all(options.urls, plan, result, tell=tell, keep=_keeper(place))
+        session.ask_all(options.urls, plan, result, api_key=options.api_key, tell=tell, keep=_keeper(place))
     _told(place, options)
     return result
 

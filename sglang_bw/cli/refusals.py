@@ -10,9 +10,9 @@ from sglang_bw.cli.planning import Wish
 from sglang_bw.errors import OtherEngineError, PlanInputError, PlanRefusedError, UnknownConfigError, UnknownModelError
 from sglang_bw.host.boards import Board
 from sglang_bw.launch.command import Command
-from sglang_bw.launch.engine import Engine
 from sglang_bw.plan import plan as plans
 from sglang_bw.plan.plan import Plan
+from sglang_bw.plan.question import PlannedEngine
 from sglang_bw.plan.speculation import Cell, Verdict
 from sglang_bw.recipes import releases
 from sglang_bw.recipes.hardware import Hardware
@@ -25,12 +25,12 @@ _MANY = 3
 class Launch:
     """A launch as `serve` has put it together.
 
-    :ivar seen: the GPUs of this machine; ``None`` on a CPU, and when they could not be looked at.
+    :ivar seen: the GPUs that it is for; ``None`` on a CPU, and when they could not be looked at.
     """
 
     recipe: Recipe
     command: Command
-    engine: Engine
+    engine: PlannedEngine
     seen: tuple[Hardware, Board] | None
 
 
@@ -58,7 +58,7 @@ def check(launch: Launch, *, force: bool) -> Plan | None:
         launch.command.env,
         machine,
         board,
-        planning.planned(launch.engine),
+        launch.engine,
         wish=Wish(launch.recipe.id),
     )
     try:
@@ -114,20 +114,19 @@ def _tell(made: Plan) -> None:
 
 def _check_series(launch: Launch) -> None:
     """Refuse flags that our patches add when the engine is from before them, or stock; it would end at its parser."""
-    engine = launch.engine.installation
-    topics = {patch.topic for patch in engine.patches}
+    engine = launch.engine
     for flag in launch.command.flags:
         wanted = releases.patch_of(flag.key)
-        if wanted and wanted not in topics:
+        if wanted and wanted not in engine.patches:
             raise OtherEngineError(
                 f"--{flag.name} comes with the patch {wanted}, which the engine {engine.version} does not have",
-                hint=f"`{engine.cure}` installs the newest; or leave the flag out.",
+                hint="`sglang-bw install` installs the newest; or leave the flag out.",
             )
 
 
 def _check_flags(launch: Launch, *, force: bool) -> None:
     """Refuse flags that this release does not take; the engine would say less about them."""
-    version = launch.engine.installation.version
+    version = launch.engine.version
     if not releases.known(version):
         return
     found = releases.translate_all(launch.command.flags, None, version)

@@ -121,10 +121,11 @@ class _Launcher:
         )  # fmt: skip
 
     def forbids(self, command: Command) -> str:
-        from sglang_bw.cli import refusals
+        from sglang_bw.cli import planning, refusals
 
         try:
-            refusals.check(refusals.Launch(self.recipe, command, self.engine, self.seen), force=False)
+            launch = refusals.Launch(self.recipe, command, planning.planned(self.engine), self.seen)
+            refusals.check(launch, force=False)
         except BwError as error:
             return error.message
         return ""

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sglang_bw.cli.console import err, out
+from sglang_bw.cli.options import api_key
 from sglang_bw.errors import BwError, WatchError
 from sglang_bw.host import fingerprint
 from sglang_bw.launch.command import DEFAULT_PORT
@@ -31,7 +32,7 @@ _HISTORY = 60
 @click.option(
     "--url", default=f"http://127.0.0.1:{DEFAULT_PORT}", show_default=True, help="The server, without a path."
 )
-@click.option("--api-key", metavar="KEY", envvar="SGLANG_API_KEY", help="The server's key.")
+@api_key
 @click.option("--interval", type=click.FloatRange(min=0.1), default=1.0, show_default=True, metavar="SECONDS")
 @click.option("--once", is_flag=True, help="One look, then the end.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a look.")

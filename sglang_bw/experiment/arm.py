@@ -139,7 +139,7 @@ def start(plan: ArmPlan, engine: Engine, log: Path, timeout_s: float, on_start: 
     ports.check_free(command.host, command.port)
     environ = devices.environment(command.device, {**engine.environment(), **command.env})
     # The relay is not entered: Ctrl-C is this program's, which then ends the engine in its own way.
-    server = servers.start(command, command.argv(engine.python), environ, log, SignalRelay())
+    server = servers.start(command, engine.python, environ, log, SignalRelay())
     try:
         server.await_ready(timeout_s, lambda startup, begun: on_start(plan.name, startup, begun))
         return Arm(plan, engine, server)
@@ -201,7 +201,7 @@ def _info(plan: ArmPlan) -> Info:
                     return info
     raise ArmError(
         f"{plan.url} does not say what it is ({response.status_code} on /server_info)",
-        hint="Is it an SGLang server? A server with a key needs --api-key or SGLANG_API_KEY.",
+        hint="Is it an SGLang server? A server with a key needs --api-key-file or SGLANG_BW_API_KEY.",
     )
 
 

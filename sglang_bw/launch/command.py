@@ -11,14 +11,16 @@ from pathlib import Path
 
 from sglang_bw.errors import RecipeError
 from sglang_bw.launch import device as devices
+from sglang_bw.launch import secret
+from sglang_bw.launch.nodes import UNKNOWN_HEAD, Nodes
 from sglang_bw.recipes import flags, releases
 from sglang_bw.recipes.flags import Flag, Flags
 from sglang_bw.recipes.schema import Device, Draft, Hardware, Recipe, Speculation, Weights
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 30000
-_SECRETS = ("api-key", "admin-api-key", "ssl-keyfile-password")
 _SECRET_VARIABLE = re.compile(r"TOKEN$|SECRET|PASSWORD|API_KEY")
+PASTED_CONFIG = "API-KEY.yaml"
 _ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 
@@ -35,18 +37,39 @@ class Command:
     env: Mapping[str, str]
     device: Device
 
-    def argv(self, python: Path) -> list[str]:
+    def argv(self, python: Path, config: Path | None = None) -> list[str]:
         """Return the command that `serve` runs: what `sglang serve` runs after it has looked at the model's kind.
 
         ``-P`` keeps a folder named ``sglang`` in the working directory from being taken for the engine.
-        """
-        return [str(python), "-P", "-m", "sglang.launch_server", *flags.tokens(self.flags)]
 
-    def pasteable(self, *, show_secrets: bool = True) -> str:
-        """Return the line for a shell: environment, then ``sglang serve`` and the flags."""
-        env, shown = (self.env, self.flags) if show_secrets else (self.shown_env, self.shown_flags)
-        setting = [f"{name}={shlex.quote(value)}" for name, value in sorted(env.items())]
-        return " ".join([*setting, "sglang", "serve", *map(shlex.quote, flags.tokens(shown))])
+        :param config: the file that holds the secrets, which a command line must not; see :mod:`.secret`.
+        """
+        return [str(python), "-P", "-m", "sglang.launch_server", *flags.tokens(self._with(config))]
+
+    def pasteable(self) -> str:
+        """Return the line for a shell: environment, then ``sglang serve`` and the flags; no secret is in it.
+
+        Keys stand in the file ``API-KEY.yaml``, which the user writes; a secret variable is taken from their shell.
+        """
+        setting = [
+            f'{name}="${name}"' if is_secret_variable(name) else f"{name}={shlex.quote(value)}"
+            for name, value in sorted(self.env.items())
+        ]
+        return " ".join([*setting, "sglang", "serve", *map(shlex.quote, self.pasteable_flags)])
+
+    @property
+    def pasteable_flags(self) -> list[str]:
+        """The flags of that line."""
+        return flags.tokens(self._with(Path(PASTED_CONFIG) if self.has_secrets else None))
+
+    @property
+    def has_secrets(self) -> bool:
+        """Whether something must go to the engine by a file."""
+        return bool(secret.of(self.flags))
+
+    def _with(self, config: Path | None) -> Flags:
+        public = secret.public(self.flags)
+        return flags.merge(public, (Flag("config", (str(config),)),)) if config else public
 
     @property
     def shown_flags(self) -> Flags:
@@ -56,7 +79,7 @@ class Command:
     @property
     def shown_env(self) -> dict[str, str]:
         """The environment as a log or a record may have it: without secrets."""
-        return {name: "***" if _SECRET_VARIABLE.search(name) else value for name, value in self.env.items()}
+        return {name: "***" if is_secret_variable(name) else value for name, value in self.env.items()}
 
     @property
     def target(self) -> str:
@@ -84,6 +107,12 @@ class Command:
         return int(flags.value(self.flags, "port") or DEFAULT_PORT)
 
     @property
+    def node_rank(self) -> int:
+        """The place among several nodes; 0 on one machine, and for the node that answers requests."""
+        rank = flags.value(self.flags, "node-rank") or "0"
+        return int(rank) if rank.isascii() and rank.isdigit() else 0
+
+    @property
     def url(self) -> str:
         """Where this machine reaches the engine."""
         host = _ANY_HOST.get(self.host, self.host)
@@ -93,7 +122,7 @@ class Command:
     @property
     def api_key(self) -> str | None:
         """The key that requests need."""
-        return flags.value(self.flags, "api-key")
+        return secret.of(self.flags).get("api-key")
 
 
 def build(
@@ -106,6 +135,7 @@ def build(
     speculate: bool = True,
     extra: Flags = (),
     version: str = "",
+    nodes: Nodes | None = None,
 ) -> Command:
     """Put a recipe and the user's wishes together.
 
@@ -114,6 +144,7 @@ def build(
     :param speculate: false for the baseline: the same recipe without draft and speculation.
     :param extra: the user's own engine flags; they win over everything.
     :param version: of the engine; graphs and memory take the flag names of that release.
+    :param nodes: which of several machines this command is for; ``None``: the first of those that the recipe wants.
     :raises RecipeError: ``extra`` sets a port that is no number.
     """
     device = machine.device
@@ -126,6 +157,7 @@ def build(
         Flag("device", (device,)),
         Flag("host", (host,)),
         Flag("port", (str(port),)),
+        *_nodes(recipe, nodes),
         *_spelled(flags.from_mapping(launch.args), version),
     )
     merged = flags.merge(base, extra)
@@ -134,6 +166,11 @@ def build(
         raise RecipeError(f"--port needs a number, not {number!r}", hint="Behind '--' as before it: --port 30000.")
     chosen = {name: environ.get(name, value) for name, value in launch.env.items()}
     return Command(merged, devices.environment(device, chosen), device)
+
+
+def is_secret_variable(name: str) -> bool:
+    """Tell whether the value of a variable must not be shown."""
+    return bool(_SECRET_VARIABLE.search(name))
 
 
 def location(weights: Weights) -> str:
@@ -146,11 +183,17 @@ def location(weights: Weights) -> str:
 
 
 def _without_secret(flag: Flag) -> Flag:
-    return Flag(flag.name, ("***",)) if flag.name in _SECRETS and flag.values else flag
+    return Flag(flag.name, ("***",)) if secret.is_secret(flag) else flag
 
 
 def _revision(name: str, weights: Weights) -> Flags:
     return (Flag(name, (weights.revision,)),) if weights.revision else ()
+
+
+def _nodes(recipe: Recipe, chosen: Nodes | None) -> Flags:
+    if chosen is None and recipe.nodes > 1:
+        chosen = Nodes(recipe.nodes, 0, UNKNOWN_HEAD)
+    return chosen.flags() if chosen else ()
 
 
 def _spelled(args: Flags, version: str) -> Flags:

@@ -12,7 +12,10 @@ tokenizers are reparented to this process when their parent dies, so none can hi
 terminal's Ctrl-C and hang-up reach `serve` alone, which passes them on once. If this process itself is killed, the
 kernel kills the engine (PR_SET_PDEATHSIG), and SGLang's own children ask for the same.
 
-Usage: keeper.py CONTROL_FD STATUS_FD GRACE_SECONDS COMMAND...
+With a private folder (keys that the engine reads from a file) it also takes the keys out of the engine's output on its
+way to the log, and removes the folder at the end.
+
+Usage: keeper.py CONTROL_FD STATUS_FD GRACE_SECONDS PRIVATE_FOLDER COMMAND...   (no folder: an empty word)
 Status lines: ``pid N`` once, ``exit N`` at the end (negative: ended by that signal), ``error TEXT`` if it cannot start.
 """
 
@@ -20,17 +23,23 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
+import re
 import selectors
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 
 KILL_ALL = 255
+REDACTED = b"<redacted>"
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 POLL_S = 0.05
@@ -38,19 +47,104 @@ POLL_S = 0.05
 
 def main(arguments: list[str]) -> int:
     """Start the engine, keep it, report how it ended."""
-    control, status, grace = int(arguments[0]), int(arguments[1]), float(arguments[2])
+    control, status, grace, private = int(arguments[0]), int(arguments[1]), float(arguments[2]), arguments[3]
     wakeup = _prepare()
     try:
+        output = _Redacted(_secrets(private)) if private else None
         engine = subprocess.Popen(
-            arguments[3:], stdin=subprocess.DEVNULL, process_group=0, preexec_fn=_die_with_parent(os.getpid())
+            arguments[4:],
+            stdin=subprocess.DEVNULL,
+            stdout=output.entrance if output else None,
+            stderr=output.entrance if output else None,
+            process_group=0,
+            preexec_fn=_die_with_parent(os.getpid()),
         )
+        if output:
+            output.start()
+        _report(status, f"pid {engine.pid}")
+        code = _Keeper(engine.pid, control, wakeup, grace).run()
+        if output:
+            output.finish()
     except (OSError, subprocess.SubprocessError) as error:
         _report(status, f"error {error}")
         return 1
-    _report(status, f"pid {engine.pid}")
-    code = _Keeper(engine.pid, control, wakeup, grace).run()
+    finally:
+        if private:
+            shutil.rmtree(private, ignore_errors=True)
     _report(status, f"exit {code}")
     return 0
+
+
+def _secrets(private: str) -> list[bytes]:
+    path = Path(private) / "redact.json"
+    found = [str(value).encode() for value in json.loads(path.read_bytes())]
+    path.unlink()
+    return found
+
+
+class Redactor:
+    """Replaces words in a stream that comes in pieces; holds back no more than what may begin one of them."""
+
+    def __init__(self, words: list[bytes]) -> None:
+        self.words = sorted(filter(None, words), key=len, reverse=True)
+        self._pattern = re.compile(b"|".join(map(re.escape, self.words)) or b"(?!)")
+        self._rest = b""
+
+    def feed(self, piece: bytes, *, last: bool = False) -> bytes:
+        """Return what can go out after a piece has come in."""
+        data = self._rest + piece
+        out, at = b"", 0
+        while True:
+            hold = len(data) if last else self._hold(data, at)
+            found = self._pattern.search(data, at)
+            if found is None or found.start() >= hold:
+                break
+            out += data[at : found.start()] + REDACTED
+            at = found.end()
+        self._rest = data[hold:]
+        return out + data[at:hold]
+
+    def _hold(self, data: bytes, at: int) -> int:
+        """Return where the longest end of ``data[at:]`` begins that is the beginning of a word."""
+        longest = min(max(map(len, self.words), default=0) - 1, len(data) - at)
+        for size in range(longest, 0, -1):
+            if any(len(word) > size and word.startswith(data[len(data) - size :]) for word in self.words):
+                return len(data) - size
+        return len(data)
+
+
+class _Redacted:
+    """The engine's output on its way to the log, which is this process's own output.
+
+    :ivar entrance: file descriptor that the engine writes to.
+    """
+
+    def __init__(self, words: list[bytes]) -> None:
+        self._redactor = Redactor(words)
+        self._exit, self.entrance = os.pipe()
+        # A daemon: a writer that nobody can kill must not keep this process.
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> None:
+        """Go on until the last writer has closed the pipe; this process is none from now on."""
+        os.close(self.entrance)
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Wait for the rest."""
+        self._thread.join(timeout=5)
+
+    def _run(self) -> None:
+        while True:
+            piece = os.read(self._exit, 1 << 16)
+            data = memoryview(self._redactor.feed(piece, last=not piece))
+            while data:
+                try:
+                    data = data[os.write(1, data) :]
+                except OSError:  # a full disk must not stop the engine: what cannot be written is dropped
+                    break
+            if not piece:
+                return
 
 
 def _prepare() -> int:

@@ -27,12 +27,21 @@ class EngineProcess:
     :ivar log: the file that gets the engine's output as it comes.
     """
 
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str], log: Path, *, grace_s: float = GRACE_S) -> None:
+    def __init__(
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        log: Path,
+        *,
+        private: Path | None = None,
+        grace_s: float = GRACE_S,
+    ) -> None:
         """Start the engine.
 
         :param argv: the whole command.
         :param env: the whole environment of the engine.
         :param log: opened for appending; its directory exists.
+        :param private: folder of :mod:`.secret`: its keys are kept out of the log, and it is removed at the end.
         :param grace_s: seconds between SIGTERM and SIGKILL when this process goes away.
         :raises EngineStartError: the command cannot be started.
         """
@@ -41,7 +50,8 @@ class EngineProcess:
         self._text = b""
         control, self._control = os.pipe()
         self._status, status = os.pipe()
-        command = [sys.executable, "-P", str(keeper.__file__), str(control), str(status), str(grace_s), *argv]
+        orders = [str(control), str(status), str(grace_s), str(private or "")]
+        command = [sys.executable, "-P", str(keeper.__file__), *orders, *argv]
         with log.open("ab") as output, _closing(control, status):
             self._keeper = subprocess.Popen(
                 command,

@@ -13,6 +13,7 @@ import platformdirs
 
 from sglang_bw.errors import BwError, EngineStartError, OutputError
 from sglang_bw.launch import port as ports
+from sglang_bw.launch import secret
 from sglang_bw.launch.cause import cause
 from sglang_bw.launch.command import Command
 from sglang_bw.launch.process import EngineProcess, SignalRelay, shell_code
@@ -81,6 +82,7 @@ class Server:
             time.sleep(POLL_S)
         if self.startup.phase is not Phase.READY:
             self.startup.enter(Phase.READY)
+            on_progress(self.startup, [Phase.READY])
 
     def death(self) -> str:
         """Return why the engine ended, in one line, for a code that is not zero."""
@@ -113,9 +115,10 @@ class Server:
         return response.status_code == httpx.codes.OK
 
 
-def start(command: Command, argv: list[str], environ: Mapping[str, str], log: Path, relay: SignalRelay) -> Server:
-    """Start the engine; its log begins with the command.
+def start(command: Command, python: Path, environ: Mapping[str, str], log: Path, relay: SignalRelay) -> Server:
+    """Start the engine; its log begins with the command. Keys go to it in a file, see :mod:`.secret`.
 
+    :param python: the interpreter that runs it.
     :param relay: entered by the caller; passes signals on from now on.
     :raises EngineStartError: the command cannot be started.
     :raises OutputError: the log cannot be written.
@@ -123,7 +126,7 @@ def start(command: Command, argv: list[str], environ: Mapping[str, str], log: Pa
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("a", encoding="utf-8") as file:
-            file.write(f"# {command.pasteable(show_secrets=False)}\n")
+            file.write(f"# {command.pasteable()}\n")
             file.flush()
             offset = file.tell()
     except OSError as error:
@@ -132,7 +135,12 @@ def start(command: Command, argv: list[str], environ: Mapping[str, str], log: Pa
         ) from error
     startup = Startup()
     # Python holds back what it prints to a file; the phases are read from there, so it must not.
-    process = EngineProcess(argv, {**environ, "PYTHONUNBUFFERED": "1"}, log)
+    private = secret.private(command.flags)
+    argv = command.argv(python, private.config if private else None)
+    environ = {name: value for name, value in environ.items() if name != secret.VARIABLE}
+    process = EngineProcess(
+        argv, {**environ, "PYTHONUNBUFFERED": "1"}, log, private=private.folder if private else None
+    )
     relay.connect(process)
     return Server(command, process, relay, startup, offset)
 

@@ -148,7 +148,7 @@ class Watcher:
         except httpx.HTTPError as error:
             raise self._silent(error) from error
         if response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
-            raise WatchError(f"the server at {self.url} wants a key", hint="--api-key KEY.")
+            raise WatchError(f"the server at {self.url} wants a key", hint="--api-key-file FILE, or SGLANG_BW_API_KEY.")
         if response.status_code != httpx.codes.OK:
             raise self._not_sglang(f"{path} answers {response.status_code}")
         if not parse:

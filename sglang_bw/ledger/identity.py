@@ -11,8 +11,8 @@ from sglang_bw.recipes.flags import Flag, Flags
 
 # Where it listens and what it is called: none of it decides whether a start succeeds.
 _IRRELEVANT = {
-    "host", "port", "api-key", "admin-api-key", "served-model-name", "decode-log-interval", "log-level",
-    "log-level-http", "log-requests", "log-requests-level",
+    "host", "port", "dist-init-addr", "api-key", "admin-api-key", "served-model-name", "decode-log-interval",
+    "log-level", "log-level-http", "log-requests", "log-requests-level",
 }  # fmt: skip
 _WEIGHT_FLAGS = ("model-path", "speculative-draft-model-path")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from sglang_bw.recipes import releases as flag_releases
 from sglang_bw.recipes.releases import Translation
 
 Tell = Callable[[str], None]
-_SIZES = ("tp_size", "pp_size", "ep_size", "dp_size", "attn_dp_size")
+_SIZES = ("nnodes", "tp_size", "pp_size", "ep_size", "dp_size", "attn_dp_size")
 Ask = Literal["run", "cached", "no"]
 _PLAIN_NOTE = "restated, not run"
 
@@ -252,10 +253,12 @@ def _check_machine(question: Question, division: Parallel) -> None:
         raise PlanInputError(f"not a number of GPUs: {', '.join(wrong)}", hint="Sizes are whole numbers from 1 on.")
     # The older spelling counts groups of attention with it, which share the GPUs of tensor parallelism.
     replicas = 1 if said.get("enable_dp_attention") else said.get("dp_size", 1)
-    if (needed := division.gpus * replicas) > question.machine.count:
+    nodes = said.get("nnodes", 1)
+    if (needed := math.ceil(division.gpus * replicas / nodes)) > question.machine.count:
         shape = f"tp {division.tp} x pp {division.pp}" + (f" x dp {replicas}" if replicas > 1 else "")
+        each = f" on each of {nodes} nodes" if nodes > 1 else ""
         raise PlanInputError(
-            f"the launch is for {needed} GPUs ({shape}), and there are {question.machine.count}",
+            f"the launch is for {needed} GPUs{each} ({shape}), and there are {question.machine.count}",
             hint="--gpus says how many there are; --tp-size behind '--' how many the launch takes.",
         )
 

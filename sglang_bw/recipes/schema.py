@@ -154,6 +154,7 @@ class Recipe(Part):
     env: Env = Field(default_factory=dict)
     graphs: Graphs = Field(default_factory=Graphs)
     memory: Memory = Field(default_factory=Memory)
+    nodes: int = Field(default=1, ge=1, le=256, description="Machines that serve it together, each of `hardware`.")
     overrides: tuple[Override, ...] = ()
     workloads: tuple[Workload, ...] = ()
     composition: Composition = Field(default_factory=Composition)

@@ -14,6 +14,8 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import yaml
+
 MODE = os.environ.get("FAKE_MODE", "")
 SLEEPER = "import time; time.sleep(600)"
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
@@ -22,6 +24,7 @@ DAEMON = (
     "import os, sys, time\nif os.fork(): sys.exit(0)\nos.setsid()\n"
     "open(os.environ['FAKE_PIDS'], 'a').write(f'{os.getpid()}\\n')\ntime.sleep(600)"
 )
+KEY = ""  # from the file that --config names, as SGLang takes it
 ready = threading.Event()
 requests = []
 
@@ -37,14 +40,15 @@ def note(pid):
 
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
-        self.answer({}, 200 if ready.is_set() else 503)
+        locked = KEY and self.path != "/health" and self.headers["Authorization"] != f"Bearer {KEY}"
+        self.answer({}, 401 if locked else 200 if ready.is_set() else 503)
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         requests.append((self.path, body))
         if MODE == "no-chat" and self.path.startswith("/v1"):
             return self.answer({"error": "no chat template"}, 400)
-        if MODE == "key" and self.headers["Authorization"] != "Bearer secret":
+        if KEY and self.headers["Authorization"] != f"Bearer {KEY}":
             return self.answer({}, 401)
         if MODE == "crash-when-asked":
             traceback("RuntimeError: CUDA error: an illegal memory access was encountered")
@@ -84,7 +88,14 @@ def value(flag):
 
 
 def main():
+    global KEY
     note(os.getpid())
+    if "--config" in sys.argv:
+        KEY = yaml.safe_load(pathlib.Path(value("--config")).read_text()).get("api-key", "")
+        print(f"server_args={{'api_key': '{KEY}'}}", end="", flush=True)  # stock writes it into its log
+        print(f", cut {KEY[:3]}", end="", flush=True)
+        time.sleep(0.2)
+        print(KEY[3:], flush=True)
     if MODE == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     else:

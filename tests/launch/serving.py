@@ -28,7 +28,7 @@ from sglang_bw.fork.series import Series
 HERE = Path(__file__).resolve().parent
 PATCHES = HERE.parents[1] / "patches"
 VERSION = "0.5.23+bw.1"
-DEADLINE_S = 30.0
+DEADLINE_S = 90.0
 
 
 def until(condition: Callable[[], object], seconds: float = DEADLINE_S, what: str = "") -> None:

@@ -87,7 +87,7 @@ def test_interrupts_and_late_deaths(serve: Serve, entries: Callable[[], list[Ent
 
 
 def test_keys_stay_out_of_the_ledger(serve: Serve, entries: Callable[[], list[Entry]], tmp_path: Path) -> None:
-    serve.start("--", "--api-key", "secret", mode="key")
+    serve.start("--", "--api-key", "secret")
     serve.until_ready()
     serve.send(signal.SIGTERM)
     serve.wait()

@@ -160,11 +160,11 @@ def test_serve_refuses_before_it_starts(
     monkeypatch.setattr(preflight.drivers, "findings", lambda *_: ())
     started: list[dict[str, str]] = []
 
-    def start(_command: Command, _argv: list[str], environ: dict[str, str], *_: object) -> None:
+    def start(_command: Command, _python: Path, environ: dict[str, str], *_: object) -> None:
         started.append(environ)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("sglang_bw.cli.launch.server.start", start)
+    monkeypatch.setattr("sglang_bw.cli.foreground.server.start", start)
     common = ["--device", "cuda", "--engine-tree", str(fake_tree), "--port", str(free_port()), "--draft", str(model)]
     done = CliRunner().invoke(cli, ["serve", str(model), *common, *options])
     if error is None:

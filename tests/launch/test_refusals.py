@@ -44,7 +44,7 @@ def launch(name: str, here: Gpus, tree: Path, *extra: str, recipe: Recipe | None
     engine = engines.find(tree=tree)
     machine = planning.machine(recipe, "cuda", here)
     command = commands.build(recipe, machine, {}, extra=flags.parse(extra), version=engine.installation.version)
-    return Launch(recipe, command, engine, planning.seen(here))
+    return Launch(recipe, command, planning.planned(engine), planning.seen(here))
 
 
 def test_the_machine_that_the_driver_shows() -> None:
@@ -105,7 +105,9 @@ def test_a_flag_of_a_patch_that_the_engine_does_not_have(here: Gpus, engine: dic
     version = engines.find(tree=tree).installation.version
     command = commands.build(recipe, machine, {}, version=version)
     with pytest.raises(OtherEngineError, match="comes with the patch goodput-policy") as error:
-        refusals.check(Launch(recipe, command, engines.find(tree=tree), planning.seen(here)), force=True)
+        refusals.check(
+            Launch(recipe, command, planning.planned(engines.find(tree=tree)), planning.seen(here)), force=True
+        )
     assert "sglang-bw install" in error.value.hint
 
 
@@ -115,7 +117,7 @@ def test_flags_are_checked_without_gpus(tree: Path) -> None:
         recipe, planning.machine(recipe, "cpu", None), {}, extra=flags.parse(["--cuda-graph-bs", "1"])
     )
     with pytest.raises(PlanRefusedError, match="--cuda-graph-bs-decode 1 instead"):
-        refusals.check(Launch(recipe, command, engines.find(tree=tree), None), force=False)
+        refusals.check(Launch(recipe, command, planning.planned(engines.find(tree=tree)), None), force=False)
 
 
 def test_speculation_that_loses(tree: Path) -> None:
@@ -153,7 +155,7 @@ def test_serve_leaves_speculation_out_where_it_loses(
     tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "crowded.yaml"
-    text = lookup.catalogue()["kimi-k2.5-int4-eagle3"].read_text()
+    text = lookup.catalogue()["kimi-k2.5-int4-eagle3"].read_text().replace("  trust-remote-code: true\n", "")
     start, end = text.index("workloads:"), text.index("composition:")
     loads = "baseline_where_it_loses: true\nworkloads: [{name: x, context: 65536, concurrency: 64}]\n"
     file.write_text(text[:start] + loads + text[end:])

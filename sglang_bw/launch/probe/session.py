@@ -97,8 +97,8 @@ def start_all(
             result.servers.append(
                 {
                     "title": setup.title,
-                    "flags": flags.tokens(running.command.flags),
-                    "env": dict(running.command.env),
+                    "flags": flags.tokens(running.command.shown_flags),
+                    "env": running.command.shown_env,
                     "start_seconds": round(pace.starts[-1], 1),
                 }
             )
@@ -115,13 +115,19 @@ def start_all(
 
 
 def ask_all(
-    urls: Sequence[str], plan: Plan, result: Result, *, tell: Callable[[str], None], keep: Callable[[Result], None]
+    urls: Sequence[str],
+    plan: Plan,
+    result: Result,
+    *,
+    api_key: str | None = None,
+    tell: Callable[[str], None],
+    keep: Callable[[Result], None],
 ) -> None:
     """Measure servers that somebody else has started, each as what it says it is.
 
     :raises ProbeError: one does not answer, or changes its draft steps while it serves.
     """
-    clients = [Client(url) for url in urls]
+    clients = [Client(url, api_key=api_key) for url in urls]
     served = [client.served() for client in clients]
     for client, found in zip(clients, served, strict=True):
         if found.adaptive:
@@ -190,7 +196,7 @@ def _running(
     environ = devices.environment(machine.device, {**engine.environment(), **command.env})
     environ.pop("PYTHONDONTWRITEBYTECODE", None)
     with SignalRelay() as relay:
-        running = server.start(command, command.argv(engine.python), environ, log, relay)
+        running = server.start(command, engine.python, environ, log, relay)
         try:
             running.await_ready(plan.startup_timeout_s, lambda startup, _begun: say(startup.phase.value))
             yield running

@@ -1,0 +1,181 @@
+"""The part of `serve --emit` that writes deployment files."""
+
+from __future__ import annotations
+
+import getpass
+import math
+import os
+import shlex
+import sys
+from pathlib import Path
+
+import click
+
+from sglang_bw.cli import planning, refusals
+from sglang_bw.cli.console import err, print_json
+from sglang_bw.cli.preparation import Options, Prepared
+from sglang_bw.cli.refusals import Launch
+from sglang_bw.errors import OutputError
+from sglang_bw.launch import safety
+from sglang_bw.launch.deploy import compose, kubernetes, systemd
+from sglang_bw.launch.deploy.deployment import Deployment, File
+from sglang_bw.launch.nodes import UNKNOWN_HEAD
+from sglang_bw.recipes import flags, lookup
+
+FORMS = ("compose", "systemd", "kubernetes")
+_CACHE_GIB = 100
+
+
+def run(prepared: Prepared, options: Options) -> int:
+    """Check the launch as its plan does, and write its files, or print them.
+
+    :raises EmitError: this kind of file cannot hold it.
+    :raises PlanRefusedError: it will not run; ``--no-check`` writes it all the same.
+    """
+    _check(prepared, options)
+    made = _deployment(prepared, options)
+    if options.emit == "compose":
+        files = compose.files(made)
+    elif options.emit == "kubernetes":
+        files = kubernetes.files(made)
+    else:
+        files = systemd.files(made, _service(prepared, options))
+    if options.output:
+        _write(files, options.output)
+    if options.as_json:
+        print_json({"form": options.emit, "files": {file.name: file.text for file in files}})
+    elif not options.output:
+        for number, file in enumerate(files):
+            click.echo(("\n" if number else "") + file.text, nl=False)
+    return 0
+
+
+def _check(prepared: Prepared, options: Options) -> None:
+    command = prepared.command
+    for told in safety.check_remote_code(command, prepared.environ):
+        err.print(f"warning: {told}", style="yellow", markup=False)
+    if options.no_check:
+        return
+    seen = planning.meant(prepared.recipe, prepared.machine) if command.device == "cuda" else None
+    there = prepared.engine.installation.version
+    engine = planning.planned(prepared.engine) if there else planning.of_series()
+    refusals.check(Launch(prepared.recipe, command, engine, seen), force=options.force)
+
+
+def _has_key(prepared: Prepared, options: Options) -> bool:
+    """Whether the server has a key: where others can reach it, unless they may; and where one is named."""
+    if options.api_key_file:
+        return True
+    reachable = options.emit == "kubernetes" or not safety.is_loopback(prepared.command.host)
+    return reachable and not options.is_open
+
+
+def _deployment(prepared: Prepared, options: Options) -> Deployment:
+    version = prepared.version
+    gpus = 0
+    if prepared.command.device == "cuda":
+        gpus = math.ceil(_gpus(prepared) / prepared.nodes)
+    return Deployment(
+        recipe=prepared.recipe.id,
+        version=version,
+        command=prepared.command,
+        image=options.image or f"sglang-bw:{version.replace('+', '-')}",
+        nodes=prepared.nodes,
+        gpus=gpus,
+        with_key=_has_key(prepared, options),
+        startup_s=math.ceil(options.startup_timeout),
+        cache_gib=_cache_gib(prepared, gpus),
+        source=f"sglang-bw {shlex.join(_said())}",
+    )
+
+
+def _said() -> list[str]:
+    """Return the arguments of this very command, as the user gave them."""
+    return sys.argv[1:] if Path(sys.argv[0]).name in ("sglang-bw", "__main__.py") else ["serve", "--emit"]
+
+
+def _gpus(prepared: Prepared) -> int:
+    product = 1
+    for name in ("tp-size", "pp-size"):
+        text = flags.value(prepared.command.flags, name) or "1"
+        product *= int(text) if text.isascii() and text.isdigit() else 1
+    return product
+
+
+def _cache_gib(prepared: Prepared, gpus: int) -> int:
+    """Return disk for the weights: what the recipe knows of them and a quarter more, or a guess."""
+    memory = prepared.recipe.on(prepared.machine).memory
+    known = (memory.weights_gib or 0) + (memory.draft_gib or 0)
+    return max(_CACHE_GIB, math.ceil(known * max(gpus, 1) * prepared.nodes * 1.25))
+
+
+def _service(prepared: Prepared, options: Options) -> systemd.Service:
+    ranks = [options.node_rank] if options.node_rank is not None or prepared.nodes == 1 else range(prepared.nodes)
+    key = None
+    if _has_key(prepared, options):
+        key = (options.api_key_file or Path(f"/etc/sglang-bw/{prepared.recipe.id}.key")).absolute()
+    places = [_node(prepared, options, rank) for rank in ranks]
+    return systemd.Service(
+        python=Path(sys.executable),
+        serve=[[*_arguments(prepared, options, with_key=key is not None), *place] for place in places],
+        key_file=key,
+        user="" if os.geteuid() == 0 else getpass.getuser(),
+    )
+
+
+def _node(prepared: Prepared, options: Options, rank: int | None) -> list[str]:
+    tail = ["--", *options.engine_flags] if options.engine_flags else []
+    if prepared.nodes == 1 or rank is None:
+        return tail
+    if options.head is None:
+        raise click.UsageError(f"a unit needs --head ADDR:PORT of node 0, for example {UNKNOWN_HEAD}.")
+    return ["--nodes", str(prepared.nodes), "--node-rank", str(rank), "--head", options.head, *tail]
+
+
+def _arguments(prepared: Prepared, options: Options, *, with_key: bool) -> list[str]:
+    """Return what the unit tells `serve`: the options of this command, with paths that hold anywhere."""
+    given: list[tuple[str, str | None]] = [
+        ("--draft", _absolute(options.draft)),
+        ("--model-path", _absolute(options.model_path)),
+        ("--device", prepared.command.device),
+        ("--host", options.host),
+        ("--port", str(options.port)),
+        ("--gpus", options.gpus),
+        ("--startup-timeout", f"{options.startup_timeout:g}"),
+        ("--python", _absolute(str(options.python)) if options.python else None),
+        ("--engine-tree", str(options.engine_tree.absolute()) if options.engine_tree else None),
+        ("--api-key-file", systemd.CREDENTIAL_PATH if with_key else None),
+    ]
+    switches = [
+        ("--no-spec", options.no_spec),
+        ("--open", options.is_open),
+        ("--force", options.force),
+        ("--allow-stock", options.allow_stock),
+        ("--no-warmup", options.no_warmup),
+        ("--strict", options.strict),
+    ]
+    return [
+        _absolute(options.name) or "",
+        *(word for name, value in given if value is not None for word in (name, value)),
+        *(name for name, is_on in switches if is_on),
+    ]
+
+
+def _absolute(name: str | None) -> str | None:
+    """Return a path as an absolute one; a recipe's or a model's id as it is."""
+    if name is None or name in lookup.catalogue():
+        return name
+    path = Path(name).expanduser()
+    return str(path.absolute()) if path.exists() else name
+
+
+def _write(files: list[File], folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in files:
+            scratch = folder / f".{file.name}.{os.getpid()}"
+            scratch.write_text(file.text, encoding="utf-8")
+            scratch.replace(folder / file.name)
+            err.print(str(folder / file.name), markup=False)
+    except OSError as error:
+        raise OutputError(f"cannot write into {folder}: {error.strerror}", hint="-o DIR names another.") from error

@@ -1,0 +1,1 @@
+"""Deployment files of a launch: what they are made of, and one module for each kind."""

@@ -1,0 +1,91 @@
+"""One node under Docker or Podman: a file for ``docker compose``, as the Compose Specification has it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang_bw.errors import EmitError
+from sglang_bw.launch import secret
+from sglang_bw.launch.deploy.deployment import CACHE, CONTAINER_PORT, KEY_CONFIG, Deployment, File, check, dump
+
+# Asks the engine as a probe would; the official image has no curl in every release.
+_HEALTH = f"import urllib.request as u; u.urlopen('http://127.0.0.1:{CONTAINER_PORT}/health', timeout=10)"
+
+
+def files(made: Deployment) -> list[File]:
+    """Return ``compose.yaml``.
+
+    :raises EmitError: several nodes; compose knows one.
+    """
+    check(made)
+    if made.nodes > 1:
+        raise EmitError(
+            f"{made.recipe} takes {made.nodes} nodes, and compose runs on one",
+            hint="--emit kubernetes makes a LeaderWorkerSet; --emit systemd a unit for each node.",
+        )
+    document: dict[str, Any] = {
+        "name": made.name,
+        "services": {made.name: _service(made)},
+        "volumes": {"cache": {}},
+    }
+    lines: tuple[str, ...] = ("Start: docker compose up --wait; log: docker compose logs -f.",)
+    if made.with_key:
+        document["secrets"] = {"engine": {"file": f"./{secret.CONFIG}"}}
+        lines = (
+            *lines,
+            f"The key: a file {secret.CONFIG} beside this one with the line `api-key: KEY`, readable for the",
+            "container's user (1000 in this project's images) and nobody else.",
+        )
+    return [File("compose.yaml", dump([document], made.header(*lines)))]
+
+
+def _service(made: Deployment) -> dict[str, Any]:
+    service: dict[str, Any] = {
+        "image": made.image,
+        "entrypoint": [_literal(word) for word in made.container_command()],
+        "environment": {name: _literal(value) for name, value in made.container_env().items()},
+        "ports": [_published(made)],
+        "volumes": [
+            {"type": "volume", "source": "cache", "target": CACHE},
+            *({"type": "bind", "source": m.host, "target": m.inside, "read_only": True} for m in made.mounts),
+        ],
+        "shm_size": f"{made.shm_gib}gb",
+        "init": True,
+        "restart": "unless-stopped",
+        "stop_grace_period": "60s",
+        "healthcheck": {
+            "test": ["CMD", "python3", "-c", _HEALTH],
+            "interval": "15s",
+            "timeout": "12s",
+            "retries": 4,
+            # Failures count from then on only: the load takes its time.
+            "start_period": f"{made.startup_s}s",
+        },
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges:true"],
+        "ulimits": {"memlock": -1, "nofile": {"soft": 1048576, "hard": 1048576}},
+    }
+    if made.with_key:
+        service["secrets"] = [{"source": "engine", "target": KEY_CONFIG}]
+    if made.gpus:
+        device = {"driver": "nvidia", "capabilities": ["gpu"], **_which(made)}
+        service["deploy"] = {"resources": {"reservations": {"devices": [device]}}}
+    return service
+
+
+def _published(made: Deployment) -> str:
+    """Return the port of the host: on the address that was asked for, which is loopback by default."""
+    host = {"0.0.0.0": "", "::": "", "localhost": "127.0.0.1"}.get(made.command.host, made.command.host)
+    address = f"[{host}]:" if ":" in host else f"{host}:" if host else ""
+    return f"{address}{made.command.port}:{CONTAINER_PORT}"
+
+
+def _literal(text: str) -> str:
+    """Keep compose from putting variables in."""
+    return text.replace("$", "$$")
+
+
+def _which(made: Deployment) -> dict[str, Any]:
+    """Name the GPUs that the user has chosen; else so many."""
+    chosen = made.command.env.get("CUDA_VISIBLE_DEVICES")
+    return {"device_ids": chosen.split(",")} if chosen else {"count": made.gpus}

@@ -1,0 +1,159 @@
+"""A launch as something else will run it: a container, a pod, or a unit."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+import yaml
+
+from sglang_bw.errors import EmitError
+from sglang_bw.launch import secret
+from sglang_bw.launch.command import Command, is_secret_variable
+from sglang_bw.recipes import flags
+from sglang_bw.recipes.flags import Flag
+
+# Inside a container. The images of this repository put the bundled models there.
+BUNDLED = "/opt/sglang-bw/models"
+CACHE = "/cache"
+KEY_FOLDER = "/run/secrets/sglang-bw"
+KEY_CONFIG = f"{KEY_FOLDER}/{secret.CONFIG}"
+CONTAINER_PORT = 30000
+# The user of the images of this repository; the official SGLang image runs under any.
+UID = 1000
+# GPUs of one node talk through /dev/shm where they have no other way; a limit, not a reservation.
+_SHM_GIB = {"cuda": 32, "cpu": 2}
+_PATH_FLAGS = ("model-path", "speculative-draft-model-path", "tokenizer-path")
+_NOT_IN_A_LABEL = re.compile(r"[^a-z0-9]+")
+
+
+@dataclass(frozen=True)
+class File:
+    """One file to write."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A folder of the host that the container sees, read-only."""
+
+    host: str
+    inside: str
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """What every kind of file is made from.
+
+    :ivar command: the launch on node 0.
+    :ivar image: of the container.
+    :ivar nodes: machines.
+    :ivar gpus: on each of them; 0 on a CPU.
+    :ivar with_key: the engine reads its key from :data:`KEY_CONFIG`.
+    :ivar startup_s: how long the load may take.
+    :ivar cache_gib: disk for weights from the hub.
+    :ivar source: the `sglang-bw` line that made it.
+    """
+
+    recipe: str
+    version: str
+    command: Command
+    image: str
+    nodes: int
+    gpus: int
+    with_key: bool
+    startup_s: int
+    cache_gib: int
+    source: str
+
+    @property
+    def name(self) -> str:
+        """A name that is a DNS label: lower case, digits and dashes."""
+        return _NOT_IN_A_LABEL.sub("-", self.recipe.lower()).strip("-")[:50].rstrip("-") or "sglang"
+
+    @property
+    def shm_gib(self) -> int:
+        """Size of ``/dev/shm`` in GiB."""
+        return _SHM_GIB[self.command.device]
+
+    @property
+    def mounts(self) -> tuple[Mount, ...]:
+        """Folders of weights that lie on the host."""
+        found = {_inside(value): value for value in self._local()}
+        return tuple(Mount(host, inside) for inside, host in found.items() if not inside.startswith(BUNDLED))
+
+    @property
+    def from_hub(self) -> bool:
+        """Whether something is fetched from the hub."""
+        return any(value and not _is_path(value) for value in (self.command.target, self.command.draft))
+
+    def container_command(self, place: Callable[[], tuple[Flag, ...]] | None = None) -> list[str]:
+        """Return what the container runs: the engine itself, its paths those of the container.
+
+        :param place: the flags of a node's place among several, where they are not known yet.
+        """
+        line = tuple(self._moved(flag) for flag in secret.public(self.command.flags))
+        own = (Flag("host", ("0.0.0.0",)), Flag("port", (str(CONTAINER_PORT),)), *(place() if place else ()))
+        if self.with_key:
+            own = (*own, Flag("config", (KEY_CONFIG,)))
+        return ["python3", "-P", "-m", "sglang.launch_server", *flags.tokens(flags.merge(line, own))]
+
+    def container_env(self) -> dict[str, str]:
+        """Return the container's environment; what is secret is not in it."""
+        public = {name: value for name, value in self.command.env.items() if not is_secret_variable(name)}
+        # Compiled kernels go below HOME: they survive a restart there.
+        return {"HOME": CACHE, "HF_HOME": f"{CACHE}/huggingface", "PYTHONUNBUFFERED": "1", **public}
+
+    def header(self, *lines: str) -> str:
+        """Return the comment at the head of a file."""
+        made = (
+            f"{self.recipe} on sglang {self.version}, made by",
+            f"  {self.source}",
+            f"Nodes: {self.nodes}, GPUs on each: {self.gpus}.",
+        )
+        # What the user typed may hold line ends, and must stay a comment.
+        return "".join(f"# {' '.join(line.splitlines())}".rstrip() + "\n" for line in (*made, *lines))
+
+    def _local(self) -> list[str]:
+        values = [flags.value(self.command.flags, name) for name in _PATH_FLAGS]
+        return [value for value in values if value and _is_path(value)]
+
+    def _moved(self, flag: Flag) -> Flag:
+        if flag.key in _PATH_FLAGS and flag.values and _is_path(flag.values[-1]):
+            return Flag(flag.name, (_inside(flag.values[-1]),))
+        return flag
+
+
+def dump(documents: Sequence[Mapping[str, object]], header: str = "") -> str:
+    """Return documents as YAML, keys in their order."""
+    return header + yaml.safe_dump_all(documents, sort_keys=False, width=110, explicit_start=len(documents) > 1)
+
+
+def check(deployment: Deployment) -> None:
+    """Refuse what no container could run.
+
+    :raises EmitError: a flag names a file of this machine.
+    """
+    for flag in deployment.command.flags:
+        known = flag.key in _PATH_FLAGS
+        if not known and any(value.startswith("/") and Path(value).exists() for value in flag.values):
+            raise EmitError(
+                f"--{flag.name} {' '.join(flag.values)} is a file of this machine, which a container does not see",
+                hint="Leave it out, or put it into an image of your own and name it there.",
+            )
+
+
+def _is_path(value: str) -> bool:
+    return value.startswith("/")
+
+
+def _inside(host: str) -> str:
+    bundled = Path(str(resources.files("sglang_bw"))) / "models"
+    if Path(host).is_relative_to(bundled):
+        return f"{BUNDLED}/{Path(host).relative_to(bundled)}"
+    return f"/models/{Path(host).name}"

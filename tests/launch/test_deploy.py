@@ -1,0 +1,346 @@
+"""`serve --emit`: what is written is held against each system's own rules, and a unit's line is run."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import venv
+from pathlib import Path
+from typing import Any
+
+import compose_spec
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from sglang_bw.cli import cli
+from sglang_bw.errors import BwError, EmitError, UnsafeLaunchError
+from sglang_bw.fork.series import Series, newest_base
+from sglang_bw.launch import secret
+from sglang_bw.launch.deploy.systemd import CREDENTIAL_PATH, _quoted
+from tests.conftest import PATCHES
+from tests.launch.serving import DEADLINE_S, free_port, until
+
+KUBERNETES = "1.37"
+SCHEMA = yaml.safe_load((Path(__file__).parent / "data" / "leaderworkerset.yaml").read_text())
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+LARGE = ["minimax-m2.7-nvfp4-eagle3", "--no-check"]
+PINNED = ["--", "--revision", COMMIT, "--speculative-draft-model-revision", COMMIT]
+TINY = ["tiny", "--device", "cpu"]
+
+
+@functools.cache
+def emit(form: str, *arguments: str) -> dict[str, str]:
+    """Return the files by their names."""
+    cut = arguments.index("--") if "--" in arguments else len(arguments)
+    command = ["serve", *arguments[:cut], "--emit", form, "--json", *arguments[cut:]]
+    done = CliRunner().invoke(cli, command, catch_exceptions=True)
+    if isinstance(done.exception, BwError):
+        raise done.exception
+    assert done.exit_code == 0, done.output
+    files: dict[str, str] = json.loads(done.stdout)["files"]
+    return files
+
+
+def refused(form: str, *arguments: str) -> str:
+    done = CliRunner().invoke(cli, ["serve", "--emit", form, *arguments])
+    assert done.exit_code == 2, done.output
+    return done.output.replace("\n", " ")
+
+
+def objects(*arguments: str) -> dict[str, dict[str, Any]]:
+    text = emit("kubernetes", *arguments)["kubernetes.yaml"]
+    return {document["kind"]: document for document in yaml.safe_load_all(text)}
+
+
+def validate(document: dict[str, Any]) -> None:
+    """Hold one object against the API: unknown fields are errors."""
+    if document["kind"] != "LeaderWorkerSet":
+        kubernetes_validate.validate(document, KUBERNETES, strict=True)
+        return
+    jsonschema.validate(document, SCHEMA)
+    template = document["spec"]["leaderWorkerTemplate"]["workerTemplate"]
+    labels = template["metadata"]["labels"]
+    pods = {"selector": {"matchLabels": labels}, "template": template}
+    around = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "x"}, "spec": pods}
+    kubernetes_validate.validate(around, KUBERNETES, strict=True)
+
+
+def after(words: list[str], flag: str) -> str:
+    assert words.count(flag) == 1, words
+    return words[words.index(flag) + 1]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(TINY, id="tiny on a CPU"),
+        pytest.param([*TINY, "--open"], id="without a key"),
+        pytest.param([*LARGE, *PINNED], id="two GPUs, from the hub"),
+        pytest.param([*LARGE, "--nodes", "2", *PINNED], id="two nodes"),
+    ],
+)
+def test_the_kubernetes_api_takes_it(arguments: list[str]) -> None:
+    found = objects(*arguments)
+    assert set(found) - {"Deployment", "LeaderWorkerSet"} == {"PersistentVolumeClaim", "Service"}
+    for document in found.values():
+        validate(document)
+
+
+@pytest.mark.parametrize("arguments", [TINY, [*LARGE, "--nodes", "2", *PINNED]], ids=["Deployment", "LeaderWorkerSet"])
+def test_the_check_itself_finds_what_is_wrong(arguments: list[str]) -> None:
+    found = objects(*arguments)
+    kind = "Deployment" if "Deployment" in found else "LeaderWorkerSet"
+    for place, value in (("containers", [{"image": "x"}]), ("noSuchField", 1)):
+        broken = copy.deepcopy(found[kind])
+        spec = broken["spec"].get("leaderWorkerTemplate", broken["spec"])
+        spec.get("workerTemplate", spec.get("template"))["spec"][place] = value
+        with pytest.raises((kubernetes_validate.ValidationError, jsonschema.ValidationError)):
+            validate(broken)
+    if kind == "LeaderWorkerSet":
+        broken = copy.deepcopy(found[kind])
+        broken["spec"]["leaderWorkerTemplate"]["restartPolicy"] = "Never"
+        with pytest.raises(jsonschema.ValidationError):
+            validate(broken)
+
+
+def test_a_pod_has_what_the_launch_needs() -> None:
+    found = objects(*LARGE, "--startup-timeout", "900", *PINNED)
+    pod = found["Deployment"]["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    command = container["command"]
+    assert pod["runtimeClassName"] == "nvidia"
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": int(after(command, "--tp-size"))}
+    assert after(command, "--host") == "0.0.0.0"
+    assert after(command, "--revision") == COMMIT
+    assert after(command, "--config") == "/run/secrets/sglang-bw/engine.yaml"
+    assert {"name": "engine", "mountPath": "/run/secrets/sglang-bw", "readOnly": True} in container["volumeMounts"]
+    probe = container["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] == 900
+    shm = next(volume for volume in pod["volumes"] if volume["name"] == "shm")
+    assert shm["emptyDir"]["medium"] == "Memory"
+    token = next(one for one in container["env"] if one["name"] == "HF_TOKEN")
+    assert token["valueFrom"]["secretKeyRef"]["optional"] is True
+    selector = found["Service"]["spec"]["selector"]
+    assert selector.items() <= found["Deployment"]["spec"]["template"]["metadata"]["labels"].items()
+
+
+def test_every_pod_of_a_group_knows_its_place() -> None:
+    found = objects(*LARGE, "--nodes", "2", "--", *PINNED[1:], "--tp-size", "4")
+    template = found["LeaderWorkerSet"]["spec"]["leaderWorkerTemplate"]
+    assert template["size"] == 2
+    [container] = template["workerTemplate"]["spec"]["containers"]
+    assert after(container["command"], "--nnodes") == "$(LWS_GROUP_SIZE)"
+    assert after(container["command"], "--node-rank") == "$(LWS_WORKER_INDEX)"
+    assert after(container["command"], "--dist-init-addr") == "$(LWS_LEADER_ADDRESS):20000"
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": 2}
+    assert found["Service"]["spec"]["selector"]["leaderworkerset.sigs.k8s.io/worker-index"] == "0"
+    assert found["PersistentVolumeClaim"]["spec"]["accessModes"] == ["ReadWriteMany"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(TINY, id="tiny on a CPU"),
+        pytest.param([*TINY, "--host", "0.0.0.0"], id="with a key"),
+        pytest.param([*LARGE, "--gpus", "0,1", *PINNED], id="two GPUs"),
+    ],
+)
+def test_the_compose_specification_takes_it(arguments: list[str], tmp_path: Path) -> None:
+    text = emit("compose", *arguments)["compose.yaml"]
+    compose = compose_spec.PyCompose.from_yaml(text)
+    compose.validate()
+    document = yaml.safe_load(text)
+    # What is not in the specification would be lost on the way through it.
+    assert set(yaml.safe_load(compose.to_yaml())["services"][document["name"]]) == set(
+        document["services"][document["name"]]
+    )
+    if shutil.which("docker") and subprocess.run(["docker", "compose", "version"], check=False).returncode == 0:
+        (tmp_path / "compose.yaml").write_text(text)
+        (tmp_path / "engine.yaml").write_text("api-key: k\n")
+        subprocess.run(["docker", "compose", "config", "--quiet"], cwd=tmp_path, check=True)
+
+
+def test_compose_publishes_to_this_machine_unless_asked() -> None:
+    def service(*arguments: str) -> dict[str, Any]:
+        found: dict[str, Any] = yaml.safe_load(emit("compose", *arguments)["compose.yaml"])["services"]
+        return next(iter(found.values()))
+
+    own = service(*TINY)
+    assert own["ports"] == ["127.0.0.1:30000:30000"]
+    assert "secrets" not in own
+    everybody = service(*TINY, "--host", "0.0.0.0", "--port", "8000")
+    assert everybody["ports"] == ["8000:30000"]
+    assert everybody["secrets"] == [{"source": "engine", "target": "/run/secrets/sglang-bw/engine.yaml"}]
+    assert after(everybody["entrypoint"], "--config") == "/run/secrets/sglang-bw/engine.yaml"
+    gpus = service(*LARGE, "--gpus", "4,5", *PINNED)
+    device = gpus["deploy"]["resources"]["reservations"]["devices"]
+    assert device == [{"driver": "nvidia", "capabilities": ["gpu"], "device_ids": ["4", "5"]}]
+    dollar = service(*TINY, "--", "--chat-template", "a$b")
+    assert after(dollar["entrypoint"], "--chat-template") == "a$$b"
+
+
+def test_weights_of_this_disk_are_mounted(model: Path) -> None:
+    arguments = ["tiny", "--device", "cpu", "--model-path", str(model)]
+    [service] = yaml.safe_load(emit("compose", *arguments)["compose.yaml"])["services"].values()
+    assert after(service["entrypoint"], "--model-path") == f"/models/{model.name}"
+    assert {"type": "bind", "source": str(model), "target": f"/models/{model.name}", "read_only": True} in service[
+        "volumes"
+    ]
+    pod = objects(*arguments)["Deployment"]["spec"]["template"]["spec"]
+    assert {"name": "weights-0", "hostPath": {"path": str(model), "type": "Directory"}} in pod["volumes"]
+
+
+def test_what_cannot_be_emitted(tmp_path: Path) -> None:
+    with pytest.raises(EmitError, match="compose runs on one"):
+        emit("compose", *LARGE, "--nodes", "2", *PINNED)
+    template = tmp_path / "template.jinja"
+    template.write_text("x")
+    with pytest.raises(EmitError, match="is a file of this machine"):
+        emit("kubernetes", *TINY, "--", "--chat-template", str(template))
+    with pytest.raises(UnsafeLaunchError, match="no commit is pinned"):
+        emit("kubernetes", *LARGE)
+    assert "--head" in refused("systemd", *TINY, "--nodes", "2")
+    assert "says where the key goes" in refused("kubernetes", *TINY, "--", "--api-key", "k")
+    assert "goes with --emit" in CliRunner().invoke(cli, ["serve", *TINY, "--dry-run", "--image", "x"]).output
+
+
+def test_no_engine_need_be_here(tmp_path: Path) -> None:
+    venv.create(tmp_path / "bare", with_pip=False)
+    python = str(tmp_path / "bare" / "bin" / "python")
+    [text] = emit("compose", *LARGE[:1], "--python", python, *PINNED).values()  # with the plan's checks
+    base = newest_base(PATCHES)
+    assert f"sglang {Series.load(PATCHES, base).pins.full_version}," in text
+
+
+def test_no_key_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(secret.VARIABLE, "k3y-0123456789")
+    key = tmp_path / "key"
+    key.write_text("k3y-0123456789")
+    for form in ("compose", "kubernetes", "systemd"):
+        emit.cache_clear()
+        assert "k3y" not in "".join(emit(form, *TINY, "--api-key-file", str(key)).values())
+
+
+def test_what_the_user_typed_stays_a_comment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["sglang-bw", "serve", "tiny\nevil: true"])
+    emit.cache_clear()
+    assert "evil" not in yaml.safe_load(emit("compose", *TINY)["compose.yaml"])
+
+
+def test_files_are_written(tmp_path: Path) -> None:
+    done = CliRunner().invoke(cli, ["serve", *TINY, "--emit", "compose", "-o", str(tmp_path / "new")])
+    assert done.exit_code == 0
+    assert yaml.safe_load((tmp_path / "new" / "compose.yaml").read_text())["name"] == "tiny"
+    (tmp_path / "file").write_text("")
+    done = CliRunner().invoke(cli, ["serve", *TINY, "--emit", "compose", "-o", str(tmp_path / "file")])
+    assert getattr(done.exception, "exit_code", 0) == 17
+
+
+# systemd -------------------------------------------------------------------------------------------------------------
+
+
+def unit_of(*arguments: str) -> tuple[str, str]:
+    [(name, text)] = emit("systemd", *arguments).items()
+    return name, text
+
+
+def exec_start(text: str) -> list[str]:
+    line = next(line for line in text.splitlines() if line.startswith("ExecStart="))
+    return shlex.split(line.removeprefix("ExecStart="))
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not there")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(TINY, id="tiny"),
+        pytest.param([*TINY, "--host", "0.0.0.0"], id="with a key"),
+        pytest.param([*TINY, "--", "--chat-template", 'a "b" $c %d \\e'], id="odd characters"),
+    ],
+)
+def test_systemd_takes_the_unit(arguments: list[str], tmp_path: Path) -> None:
+    name, text = unit_of(*arguments)
+
+    def complaints(content: str) -> str:
+        (tmp_path / name).write_text(content)
+        done = subprocess.run(
+            ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", str(tmp_path / name)],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "SYSTEMD_LOG_LEVEL": "warning"},
+        )
+        return "".join(line + "\n" for line in done.stderr.splitlines() if name in line)
+
+    assert complaints(text) == ""
+    assert "Unknown key" in complaints(text.replace("KillMode=", "KillMood="))
+    assert complaints(text.replace("Type=notify", "Type=sometimes"))
+
+
+@pytest.mark.parametrize(
+    ("word", "written"),
+    [
+        ("/usr/bin/python3", "/usr/bin/python3"),
+        ("two words", '"two words"'),
+        ("50%", '"50%%"'),
+        ("$HOME", '"$$HOME"'),
+        ('say "hi"', '"say \\"hi\\""'),
+        ("a\\b", '"a\\\\b"'),
+        ("", '""'),
+        (CREDENTIAL_PATH, CREDENTIAL_PATH),
+    ],
+)
+def test_words_are_taken_literally(word: str, written: str) -> None:
+    assert _quoted(word) == written
+
+
+def test_a_unit_for_each_node() -> None:
+    found = emit("systemd", *TINY, "--nodes", "2", "--head", "10.0.0.1")
+    assert list(found) == ["sglang-tiny-node-0.service", "sglang-tiny-node-1.service"]
+    words = exec_start(found["sglang-tiny-node-1.service"])
+    assert after(words, "--node-rank") == "1"
+    assert after(words, "--head") == "10.0.0.1"
+
+
+def test_the_unit_s_line_serves_and_tells_systemd(
+    fake_tree: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What systemd would do with the unit, but for its sandbox: the line, the credential, the notification."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    key = tmp_path / "the key"
+    key.write_text("k3y-0123456789\n")
+    port = free_port()
+    common = ["--model-path", str(model), "--draft", str(model), "--engine-tree", str(fake_tree)]
+    _, text = unit_of(*TINY, *common, "--port", str(port), "--api-key-file", str(key), "--", "--log-level", "info")
+    assert f"LoadCredential=api-key:{key}" in text
+    assert "Type=notify" in text
+    credentials = tmp_path / "credentials"
+    credentials.mkdir()
+    (credentials / "api-key").write_text(key.read_text())
+    (credentials / "api-key").chmod(0o400)
+    words = [word.replace("${CREDENTIALS_DIRECTORY}", str(credentials)) for word in exec_start(text)]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+        channel.bind(str(tmp_path / "notify"))
+        channel.settimeout(DEADLINE_S)
+        environ = {**os.environ, "NOTIFY_SOCKET": str(tmp_path / "notify"), "FAKE_PIDS": str(tmp_path / "pids")}
+        process = subprocess.Popen(words, env=environ, stdout=subprocess.DEVNULL)
+        try:
+            while "READY=1" not in channel.recv(4096).decode():
+                assert process.poll() is None
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(DEADLINE_S) == 0
+        finally:
+            process.kill()
+            process.wait()
+    until(lambda: not list((tmp_path / "state" / "sglang-bw" / "private").iterdir()), what="the key is removed")
