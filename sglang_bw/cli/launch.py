@@ -6,12 +6,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-import httpx
 
-from sglang_bw.cli import host_checks, planning, refusals
+from sglang_bw.cli import completion, host_checks, planning, refusals
 from sglang_bw.cli.console import err, out, print_json
 from sglang_bw.cli.journal import Journal
 from sglang_bw.cli.options import ALLOW_STOCK, DEVICE, ENGINE_PYTHON, ENGINE_TREE, STARTUP_TIMEOUT
@@ -30,10 +29,12 @@ from sglang_bw.launch.engine import Engine
 from sglang_bw.launch.journal import Attempt
 from sglang_bw.launch.process import SignalRelay, shell_code
 from sglang_bw.launch.server import Server
-from sglang_bw.plan.speculation import Cell
 from sglang_bw.recipes import flags
 from sglang_bw.recipes.flags import Flags
 from sglang_bw.recipes.schema import DEVICES, Device, Hardware, Recipe
+
+if TYPE_CHECKING:
+    from sglang_bw.plan.speculation import Cell
 
 
 class _ServeCommand(click.Command):
@@ -52,7 +53,7 @@ def _not_empty(_ctx: click.Context, _param: click.Parameter, value: str | None) 
 
 
 @click.command(cls=_ServeCommand, short_help="Start an EAGLE-3 server with one command.")
-@click.argument("name", metavar="RECIPE|FILE.yaml|MODEL", callback=_not_empty)
+@click.argument("name", metavar="RECIPE|FILE.yaml|MODEL", callback=_not_empty, shell_complete=completion.recipes)
 @click.argument("engine_flags", nargs=-1, type=click.UNPROCESSED, metavar="[-- ENGINE FLAGS]")
 @click.option(
     "--draft",
@@ -225,6 +226,8 @@ def _print_dry_run(command: Command, engine: Engine, *, as_json: bool) -> None:
 
 def _warm_up(running: Server, recipe: Recipe, console: _Console) -> warmup.Report | None:
     """Measure and warn; a fault of the warm-up itself leaves the server alone, and gives ``None``."""
+    import httpx
+
     command = running.command
     try:
         report = warmup.run(command.url, recipe.warmup, speculates=command.speculates, api_key=command.api_key)

@@ -13,6 +13,7 @@ import platformdirs
 from rich.markup import escape
 from rich.table import Table
 
+from sglang_bw.cli import completion
 from sglang_bw.cli.console import err, out, print_json
 from sglang_bw.cli.options import ALLOW_STOCK, DEVICE, ENGINE_PYTHON, ENGINE_TREE
 from sglang_bw.errors import BwError, OutputError, TuneError
@@ -64,7 +65,7 @@ class _Numbers(click.ParamType[tuple[int, ...]]):
 
 
 @click.command(short_help="Search for the settings of a recipe that serve fastest here.")
-@click.argument("name", metavar="RECIPE|FILE.yaml|MODEL")
+@click.argument("name", metavar="RECIPE|FILE.yaml|MODEL", shell_complete=completion.recipes)
 @click.option("--draft", metavar="PATH|ID", help="Draft of a model, or in place of the recipe's.")
 @click.option(
     "--space", "wanted", multiple=True, metavar="KEY=V1,V2", help="Search this setting; without any, the usual ones."
@@ -81,7 +82,7 @@ class _Numbers(click.ParamType[tuple[int, ...]]):
     "--within", type=click.FloatRange(0.001, 0.5), default=0.03, show_default=True, help="Half-width of an interval."
 )
 @click.option("--concurrency", type=_Numbers(), default="1", show_default=True)
-@click.option("--prompts", default="chat", show_default=True, metavar="FILE|SET")
+@click.option("--prompts", default="chat", show_default=True, metavar="FILE|SET", shell_complete=completion.prompts)
 @click.option("--count", type=click.IntRange(min=1), help="Use the first prompts only.")
 @click.option("--max-tokens", type=click.IntRange(min=2), default=128, show_default=True)
 @DEVICE
