@@ -1,6 +1,6 @@
-"""Write what the pages take from the project: README's version and table, docs/patches.md, variables of docs/doctor.md.
+"""Write what the pages take from the project: README's version and table, patches, variables of the doctor, commands.
 
-`python scripts/pages.py` brings them up to date; a test keeps them so.
+`python -m scripts.pages` brings them up to date; a test keeps them so.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from scripts import command_pages
 from sglang_bw.fork import strict
 from sglang_bw.fork.mail import Patch, description, markdown_table, read_patch
 from sglang_bw.fork.series import Series, bases, newest_base, patches_root
@@ -103,3 +104,4 @@ if __name__ == "__main__":
     README.write_text(readme(README.read_text(encoding="utf-8")), encoding="utf-8")
     DOCTOR.write_text(doctor_page(DOCTOR.read_text(encoding="utf-8")), encoding="utf-8")
     PATCHES.write_text(patch_page(PATCHES.read_text(encoding="utf-8")), encoding="utf-8")
+    command_pages.write()

@@ -15,12 +15,12 @@ README = (CHECKOUT / "README.md").read_text(encoding="utf-8")
 
 
 def test_readme_has_the_version_and_the_patches_of_the_newest_series() -> None:
-    assert readme(README) == README, "run `python scripts/pages.py`"
+    assert readme(README) == README, "run `python -m scripts.pages`"
 
 
 def test_patch_page_is_generated_from_the_headers() -> None:
     page = PATCHES.read_text(encoding="utf-8")
-    assert patch_page(page) == page, "run `python scripts/pages.py`"
+    assert patch_page(page) == page, "run `python -m scripts.pages`"
     assert [base for base in bases(SERIES) if f"<!-- {patches_mark(base)} -->" not in page] == []
 
 
