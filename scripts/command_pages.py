@@ -34,7 +34,7 @@ def write() -> None:
 
 
 def _index(top: click.Context) -> str:
-    lines = [_MADE, "# Commands", ""]
+    lines = ["# Commands", "", _MADE, ""]
     for section, commands in COMMANDS.items():
         lines += [f"## {section}", "", "| command | |", "|---|---|"]
         lines += [f"| [`sglang-bw {name}`]({name}.md) | {short} |" for name, (_, short) in commands.items()]
@@ -47,7 +47,7 @@ def _index(top: click.Context) -> str:
 def _page(top: click.Context, name: str) -> str:
     command = cli.get_command(top, name)
     assert command is not None
-    lines = [_MADE, f"# `sglang-bw {name}`", "", *_body(click.Context(command, info_name=name, parent=top))]
+    lines = [f"# `sglang-bw {name}`", "", _MADE, "", *_body(click.Context(command, info_name=name, parent=top))]
     more = [page for page in (f"{name}.md", f"{name}-kernels.md") if (CHECKOUT / "docs" / page).is_file()]
     if more:
         lines += ["More: " + ", ".join(f"[{page}](../{page})" for page in more) + "."]
@@ -71,8 +71,8 @@ def _body(ctx: click.Context) -> Iterator[str]:
 def _options(ctx: click.Context) -> Iterator[str]:
     options = [param for param in ctx.command.params if isinstance(param, click.Option) and not param.hidden]
     if options:
-        yield from ["| option | default | |", "|---|---|---|"]
-        yield from (f"| {_code(_names(option, ctx))} | {_default(option)} | {_says(option)} |" for option in options)
+        yield from ["| option | |", "|---|---|"]
+        yield from (f"| {_code(_names(option, ctx))} | {_says(option)} |" for option in options)
         yield ""
 
 
@@ -88,10 +88,11 @@ def _names(option: click.Option, ctx: click.Context) -> str:
 
 def _default(option: click.Option) -> str:
     if option.required:
-        return "required"
+        return "Required."
     if not option.show_default or option.default is None:
         return ""
-    return _code(f"{option.default:g}" if isinstance(option.default, float) else str(option.default))
+    default = f"{option.default:g}" if isinstance(option.default, float) else str(option.default)
+    return f"Default: {_code(default)}."
 
 
 def _says(option: click.Option) -> str:
@@ -100,6 +101,7 @@ def _says(option: click.Option) -> str:
         parts.append("One of " + ", ".join(f"`{choice}`" for choice in option.type.choices) + ".")
     if isinstance(option.type, click.IntRange | click.FloatRange):
         parts.append(_range(option.type))
+    parts.append(_default(option))
     if option.envvar:
         parts.append(f"Also from `{option.envvar}`.")
     return " ".join(filter(None, parts))

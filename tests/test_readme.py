@@ -6,7 +6,6 @@ import re
 
 from scripts.pages import DOCTOR, PATCHES, doctor_page, patch_page, patches_mark, readme
 from sglang_bw import errors
-from sglang_bw.cli import cli
 from sglang_bw.fork.series import bases
 from tests.conftest import CHECKOUT
 from tests.conftest import PATCHES as SERIES
@@ -30,13 +29,6 @@ def test_doctor_page_lists_the_variables() -> None:
     assert "| `NCCL_P2P_LEVEL` | " in page
 
 
-def test_install_lines_ask_for_the_full_version() -> None:
-    """`==0.5.23` is satisfied by an installed stock: pip and uv would do nothing."""
-    lines = [line for line in README.splitlines() if re.search(r"pip install .*sglang==", line)]
-    assert len(lines) == 2
-    assert all("+bw." in line for line in lines)
-
-
 def test_every_exit_code_is_documented() -> None:
     page = (CHECKOUT / "docs" / "exit-codes.md").read_text(encoding="utf-8")
     documented = {int(code) for code in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)}
@@ -44,8 +36,3 @@ def test_every_exit_code_is_documented() -> None:
         value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, errors.BwError)
     ]
     assert {cls.exit_code for cls in classes} - documented == set()
-
-
-def test_commands_of_the_readme_exist() -> None:
-    commands = set(cli.list_commands(None))  # type: ignore[arg-type]
-    assert set(re.findall(r"(?:\$ |`)sglang-bw ([a-z]+)", README)) <= commands
