@@ -18,6 +18,7 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 README = CHECKOUT / "README.md"
 PATCHES = CHECKOUT / "docs" / "patches.md"
 DOCTOR = CHECKOUT / "docs" / "doctor.md"
+INSTALL = CHECKOUT / "docs" / "install.md"
 _VERSION = re.compile(r'(?<="sglang==)[0-9a-z.+]+(?=")')
 
 
@@ -26,6 +27,11 @@ def readme(text: str) -> str:
     series, patches = _load(newest_base(patches_root()))
     text = _VERSION.sub(series.pins.full_version, text)
     return between_marks(text, "sglang-bw patches list --markdown", markdown_table(patches))
+
+
+def install_page(text: str) -> str:
+    """Return docs/install.md with the full version in the lines for pip and uv."""
+    return _VERSION.sub(_load(newest_base(patches_root()))[0].pins.full_version, text)
 
 
 def patch_page(text: str) -> str:
@@ -104,4 +110,5 @@ if __name__ == "__main__":
     README.write_text(readme(README.read_text(encoding="utf-8")), encoding="utf-8")
     DOCTOR.write_text(doctor_page(DOCTOR.read_text(encoding="utf-8")), encoding="utf-8")
     PATCHES.write_text(patch_page(PATCHES.read_text(encoding="utf-8")), encoding="utf-8")
+    INSTALL.write_text(install_page(INSTALL.read_text(encoding="utf-8")), encoding="utf-8")
     command_pages.write()

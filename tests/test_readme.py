@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from scripts.pages import DOCTOR, PATCHES, doctor_page, patch_page, patches_mark, readme
+from scripts.pages import DOCTOR, INSTALL, PATCHES, doctor_page, install_page, patch_page, patches_mark, readme
 from sglang_bw import errors
 from sglang_bw.fork.series import bases
 from tests.conftest import CHECKOUT
@@ -15,6 +15,12 @@ README = (CHECKOUT / "README.md").read_text(encoding="utf-8")
 
 def test_readme_has_the_version_and_the_patches_of_the_newest_series() -> None:
     assert readme(README) == README, "run `python -m scripts.pages`"
+
+
+def test_install_page_has_the_version_of_the_newest_series() -> None:
+    page = INSTALL.read_text(encoding="utf-8")
+    assert install_page(page) == page, "run `python -m scripts.pages`"
+    assert '"sglang==0.5.23+bw.' in page
 
 
 def test_patch_page_is_generated_from_the_headers() -> None:

@@ -11,6 +11,8 @@ import pytest
 
 from scripts import command_pages
 from sglang_bw.cli import cli
+from sglang_bw.host import boards
+from sglang_bw.host.arch import ARCHS
 from sglang_bw.ledger import reference
 from sglang_bw.plan.rules.check import rules
 from tests.conftest import CHECKOUT, engine_trees_of
@@ -142,6 +144,19 @@ def test_checks_of_the_doctor_that_are_named_exist() -> None:
     named = set(re.findall(r"doctor \[([^\]]+)\]", (DOCS / "hardware.md").read_text(encoding="utf-8")))
     assert len(named) >= 9
     assert named - groups == set()
+
+
+def test_boards_of_the_hardware_guide_are_those_that_plan_knows() -> None:
+    rows = re.findall(
+        r"^\| (RTX PRO 6000|RTX 5090|DGX Spark|B200)[^|]*\| SM(\d+) \| ([\d,]+) MiB[^|]*\| ([\d,]+) bytes \|$",
+        (DOCS / "hardware.md").read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+    assert len(rows) == 4
+    for name, arch, memory, shared in rows:
+        board = boards.find(name)
+        assert (f"sm{arch}", int(memory.replace(",", ""))) == (board.arch, board.memory_mib), name
+        assert int(shared.replace(",", "")) == ARCHS[board.arch].shared_memory, name
 
 
 def test_exit_codes_that_are_named_are_documented() -> None:
