@@ -15,6 +15,7 @@ from sglang_bw.host import boards
 from sglang_bw.host.arch import ARCHS
 from sglang_bw.ledger import reference
 from sglang_bw.plan.rules.check import rules
+from sglang_bw.recipes.lookup import catalogue
 from tests.conftest import CHECKOUT, engine_trees_of
 
 DOCS = CHECKOUT / "docs"
@@ -157,6 +158,11 @@ def test_boards_of_the_hardware_guide_are_those_that_plan_knows() -> None:
         board = boards.find(name)
         assert (f"sm{arch}", int(memory.replace(",", ""))) == (board.arch, board.memory_mib), name
         assert int(shared.replace(",", "")) == ARCHS[board.arch].shared_memory, name
+
+
+def test_every_bundled_recipe_has_its_row() -> None:
+    rows = re.findall(r"^\| `([^`]+)` \|", (DOCS / "recipes.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(rows) == sorted(catalogue())
 
 
 def test_exit_codes_that_are_named_are_documented() -> None:
