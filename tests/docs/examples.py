@@ -83,7 +83,8 @@ def blocks(page: Path) -> list[Block]:
 
 def calls(command: str) -> list[list[str]]:
     """Return the arguments of each call of the tool in a line of shell."""
-    return [shlex.split(call, comments=True)[1:] for call in _COMMAND.findall(command)]
+    joined = command.replace("\\\n", " ")
+    return [shlex.split(call, comments=True)[1:] for call in _COMMAND.findall(joined)]
 
 
 def is_as_expected(expected: tuple[str, ...], printed: str) -> bool:
