@@ -1,7 +1,8 @@
 """Console blocks of the pages: which are run, what they must end with, and what they must print.
 
 A comment stands above each block: `<!-- run -->`, `<!-- run: exit 50 -->`, `<!-- run: engine -->` (needs the engine's
-dependencies), or `<!-- not run: why -->`. Lines behind a command are its output; `...` in them stands for anything.
+dependencies), `<!-- run: engine, slow -->`, or `<!-- not run: why -->`. Lines behind a command are its output; `...` in
+them stands for anything.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _BLOCK = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _COMMAND = re.compile(r"(?:^|[;&|]\s*|\$\(|\bsudo )(sglang-bw\b[^)|;&>]*)")
-_TIMEOUT_S = 60
+_TIMEOUT_S = 240
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,8 @@ class Block:
     def __str__(self) -> str:
         return f"{self.page.name}:{self.line}"
 
-    @property
-    def engine(self) -> bool:
-        return "engine" in self.how.split(", ")
+    def needs(self, what: str) -> bool:
+        return what in self.how.split(", ")
 
     @property
     def codes(self) -> set[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -16,8 +17,14 @@ BLOCKS = [block for page in PAGES for block in blocks(page)]
 RUN = [block for block in BLOCKS if block.what == "run"]
 
 
-def names(chosen: list[Block]) -> list[Path]:
-    return sorted({block.page for block in chosen})
+PLAIN = [block for block in RUN if not (block.needs("engine") or block.needs("slow"))]
+ENGINE = [block for block in RUN if block.needs("engine") and not block.needs("slow")]
+SLOW = [block for block in RUN if block.needs("slow")]
+
+
+def by_page(chosen: list[Block]) -> list[Any]:
+    pages = sorted({block.page for block in chosen})
+    return [pytest.param([block for block in chosen if block.page == page], id=page.stem) for page in pages]
 
 
 def test_every_block_says_whether_it_is_run() -> None:
@@ -26,15 +33,22 @@ def test_every_block_says_whether_it_is_run() -> None:
     assert len(RUN) >= 10
 
 
-@pytest.mark.parametrize("page", names([b for b in RUN if not b.engine]), ids=lambda page: page.stem)
-def test_blocks_do_what_the_page_says(page: Path, tmp_path: Path) -> None:
-    check([block for block in RUN if block.page == page and not block.engine], tmp_path)
+@pytest.mark.parametrize("chosen", by_page(PLAIN))
+def test_blocks_do_what_the_page_says(chosen: list[Block], tmp_path: Path) -> None:
+    check(chosen, tmp_path)
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("page", names([b for b in RUN if b.engine]), ids=lambda page: page.stem)
-def test_blocks_with_the_engine_do_what_the_page_says(page: Path, tmp_path: Path) -> None:
-    check([block for block in RUN if block.page == page and block.engine], tmp_path)
+@pytest.mark.parametrize("chosen", by_page(ENGINE))
+def test_blocks_with_the_engine_do_what_the_page_says(chosen: list[Block], tmp_path: Path) -> None:
+    check(chosen, tmp_path)
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+@pytest.mark.parametrize("chosen", by_page(SLOW))
+def test_slow_blocks_do_what_the_page_says(chosen: list[Block], tmp_path: Path) -> None:
+    check(chosen, tmp_path)
 
 
 def check(chosen: list[Block], folder: Path) -> None:
@@ -119,7 +133,7 @@ def test_blocks_are_read_with_their_marks(tmp_path: Path) -> None:
         encoding="utf-8",
     )
     first, second = blocks(page)
-    assert (first.what, first.engine, first.codes) == ("run", True, {50, 51})
+    assert (first.what, first.needs("engine"), first.needs("slow"), first.codes) == ("run", True, False, {50, 51})
     assert [(step.command, step.expected) for step in first.steps] == [("a \\\n  b", ("out",)), ("c", ())]
     assert second.what is None
     assert str(second) == "page.md:11"
