@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # Engine processes are started many times: without their bytecode each start costs seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-fast test-all test-patches lint tool engine build constraints clean
+.PHONY: demo test test-fast test-all test-patches lint docs tool engine build constraints clean
 
 demo: engine
 	$(BIN)/python scripts/demo.py
@@ -28,6 +28,11 @@ lint: tool
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/sglang-bw patches lint
+
+# The documentation as a folder of pages, site/; a warning is an error.
+docs: tool
+	$(BIN)/python -m scripts.pages
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 build: tool
 	$(BIN)/sglang-bw build
@@ -57,4 +62,4 @@ constraints: tool
 		--no-header --no-annotate --constraint constraints.txt >> $(TOOL_LOCK)
 
 clean:
-	rm -rf $(VENV) .cache dist
+	rm -rf $(VENV) .cache dist site

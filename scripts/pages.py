@@ -1,6 +1,6 @@
-"""Write what the pages take from the project: README's version and table, docs/patches.md, variables of docs/doctor.md.
+"""Write what the pages take from the project: README's version and table, patches, variables of the doctor, commands.
 
-`python scripts/pages.py` brings them up to date; a test keeps them so.
+`python -m scripts.pages` brings them up to date; a test keeps them so.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from scripts import command_pages
 from sglang_bw.fork import strict
 from sglang_bw.fork.mail import Patch, description, markdown_table, read_patch
 from sglang_bw.fork.series import Series, bases, newest_base, patches_root
@@ -17,6 +18,7 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 README = CHECKOUT / "README.md"
 PATCHES = CHECKOUT / "docs" / "patches.md"
 DOCTOR = CHECKOUT / "docs" / "doctor.md"
+INSTALL = CHECKOUT / "docs" / "install.md"
 _VERSION = re.compile(r'(?<="sglang==)[0-9a-z.+]+(?=")')
 
 
@@ -25,6 +27,11 @@ def readme(text: str) -> str:
     series, patches = _load(newest_base(patches_root()))
     text = _VERSION.sub(series.pins.full_version, text)
     return between_marks(text, "sglang-bw patches list --markdown", markdown_table(patches))
+
+
+def install_page(text: str) -> str:
+    """Return docs/install.md with the full version in the lines for pip and uv."""
+    return _VERSION.sub(_load(newest_base(patches_root()))[0].pins.full_version, text)
 
 
 def patch_page(text: str) -> str:
@@ -103,3 +110,5 @@ if __name__ == "__main__":
     README.write_text(readme(README.read_text(encoding="utf-8")), encoding="utf-8")
     DOCTOR.write_text(doctor_page(DOCTOR.read_text(encoding="utf-8")), encoding="utf-8")
     PATCHES.write_text(patch_page(PATCHES.read_text(encoding="utf-8")), encoding="utf-8")
+    INSTALL.write_text(install_page(INSTALL.read_text(encoding="utf-8")), encoding="utf-8")
+    command_pages.write()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from sglang_bw.errors import BwError
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 # Section -> command -> ("module:attribute", short help). A command is imported on use only, so that `--version` and
 # `--help` stay quick.
@@ -80,6 +83,14 @@ class LazyGroup(click.Group):
                 command: click.Command = getattr(importlib.import_module(module), attribute)
                 return command
         return None
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return the commands that begin like this, none of them imported, and then the options."""
+        from click.shell_completion import CompletionItem
+
+        rows = [(name, short) for section in COMMANDS.values() for name, (_, short) in section.items()]
+        found = [CompletionItem(name, help=short) for name, short in rows if name.startswith(incomplete)]
+        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands in their sections."""

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.status import Status
 
 from sglang_bw.cli.console import err, out, print_json
-from sglang_bw.cli.options import LOCAL, PYTHON
+from sglang_bw.cli.options import BASE, LOCAL, PYTHON
 
 if TYPE_CHECKING:
     from sglang_bw.errors import BwError
@@ -75,7 +75,7 @@ def report_of(*, quiet: bool = False) -> Iterator[Report]:
     "--wheel", type=click.Path(path_type=Path), help="The built wheel (default: from dist/, else it is built)."
 )
 @click.option("--find-links", type=click.Path(path_type=Path), help="Take the built wheel from this directory.")
-@click.option("--base", help="SGLang release (default: the newest with a series).")
+@BASE
 @click.option("--torch-index", metavar="URL", help="Index of a CPU-only torch; its files have no pinned hashes.")
 @click.option("--installer", type=click.Choice(["pip", "uv"]), default="pip", show_default=True)
 @click.option("--no-driver-check", is_flag=True, help="Install the CUDA set where there is no driver (image builds).")

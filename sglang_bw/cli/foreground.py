@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-import httpx
-
 from sglang_bw.cli.console import err
 from sglang_bw.cli.journal import Journal
 from sglang_bw.cli.preparation import Options
@@ -158,6 +156,8 @@ def _telling(line: StartupLine, registered: _Registered) -> Callable[[Startup, l
 
 def _warm_up(running: Server, recipe: Recipe, console: ServeConsole) -> warmup.Report | None:
     """Measure and warn; a fault of the warm-up itself leaves the server alone, and gives ``None``."""
+    import httpx
+
     command = running.command
     try:
         report = warmup.run(command.url, recipe.warmup, speculates=command.speculates, api_key=command.api_key)

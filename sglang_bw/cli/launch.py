@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from sglang_bw.cli import detached, emit, foreground, host_checks, planning, refusals
+from sglang_bw.cli import completion, detached, emit, foreground, host_checks, planning, refusals
 from sglang_bw.cli.console import err, print_json
 from sglang_bw.cli.foreground import Checked
 from sglang_bw.cli.options import ALLOW_STOCK, DEVICE, ENGINE_PYTHON, ENGINE_TREE, STARTUP_TIMEOUT
@@ -19,8 +19,10 @@ from sglang_bw.launch import port as ports
 from sglang_bw.launch import safety, server, weights
 from sglang_bw.launch.command import PASTED_CONFIG, Command
 from sglang_bw.launch.engine import Engine
-from sglang_bw.plan.speculation import Cell
 from sglang_bw.recipes import flags
+
+if TYPE_CHECKING:
+    from sglang_bw.plan.speculation import Cell
 
 
 class _ServeCommand(click.Command):
@@ -39,7 +41,7 @@ def _not_empty(_ctx: click.Context, _param: click.Parameter, value: str | None) 
 
 
 @click.command(cls=_ServeCommand, short_help="Start an EAGLE-3 server with one command.")
-@click.argument("name", metavar="RECIPE|FILE.yaml|MODEL", callback=_not_empty)
+@click.argument("name", metavar="RECIPE|FILE.yaml|MODEL", callback=_not_empty, shell_complete=completion.recipes)
 @click.argument("engine_flags", nargs=-1, type=click.UNPROCESSED, metavar="[-- ENGINE FLAGS]")
 @click.option(
     "--draft",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from sglang_bw.cli import ledger_view
+from sglang_bw.cli import completion, ledger_view
 from sglang_bw.cli.console import err, out, print_json
 from sglang_bw.errors import LedgerError, OutputError
 from sglang_bw.host import fingerprint
@@ -197,7 +197,7 @@ def report(path: Path | None, names: tuple[str, ...], output: Path) -> None:
 
 
 @ledger.command()
-@click.argument("name", metavar="RECIPE|FILE.yaml|MODEL")
+@click.argument("name", metavar="RECIPE|FILE.yaml|MODEL", shell_complete=completion.recipes)
 @_as_json
 @click.pass_obj
 def why(path: Path | None, name: str, as_json: bool) -> None:

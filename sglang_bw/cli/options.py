@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from sglang_bw.cli import completion
 from sglang_bw.recipes.hardware import DEVICES
 
 if TYPE_CHECKING:
@@ -20,7 +21,9 @@ PATCHES = click.option(
     type=click.Path(path_type=Path),
     help="Directory with one folder per base (default: the checkout's).",
 )
-BASE = click.option("--base", help="SGLang release (default: the newest with a series).")
+BASE = click.option(
+    "--base", help="SGLang release (default: the newest with a series).", shell_complete=completion.bases
+)
 LOCAL = click.option(
     "--local", type=click.Path(path_type=Path), metavar="DIR", help="Your own patches, which come after ours."
 )

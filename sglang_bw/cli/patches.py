@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sglang_bw.cli import completion
 from sglang_bw.cli.console import out, print_json, steps
 from sglang_bw.cli.develop import export, export_facts, new, show_export
 from sglang_bw.cli.options import BASE, JSON, LOCAL, PATCHES, local_of, series_of
@@ -67,7 +68,7 @@ def _table(title: str, patches: Sequence[Patch]) -> Table:
 
 
 @patches.command()
-@click.argument("name")
+@click.argument("name", shell_complete=completion.patches)
 @BASE
 @LOCAL
 @PATCHES

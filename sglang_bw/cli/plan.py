@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.markup import escape
 
-from sglang_bw.cli import planning
+from sglang_bw.cli import completion, planning
 from sglang_bw.cli.console import err, print_json
 from sglang_bw.cli.options import ENGINE_PYTHON, ENGINE_TREE
 from sglang_bw.recipes import flags
@@ -27,9 +27,14 @@ class _Positive(click.IntRange):
 
 
 @click.command(short_help="What will not fit, not run or not pay, before anything is loaded.")
-@click.argument("name", metavar="[RECIPE|FILE.yaml|MODEL]", required=False)
+@click.argument("name", metavar="[RECIPE|FILE.yaml|MODEL]", required=False, shell_complete=completion.recipes)
 @click.argument("engine_flags", nargs=-1, type=click.UNPROCESSED, metavar="[-- ENGINE FLAGS]")
-@click.option("--gpus", metavar='8x"RTX PRO 6000"', help="The machine; the recipe's own when not given.")
+@click.option(
+    "--gpus",
+    metavar='8x"RTX PRO 6000"',
+    help="The machine; the recipe's own when not given.",
+    shell_complete=completion.machines,
+)
 @click.option("--fabric", type=click.Choice(["pcie", "nvlink"]), help="How the GPUs are joined; the board's usual way.")
 @click.option("--context", type=_Positive(min=1), metavar="TOKENS", help="Tokens of the requests that shall fit.")
 @click.option("--concurrency", type=_Positive(min=1), metavar="N", help="Requests at the same time.")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.markup import escape
 
-from sglang_bw.cli import host_checks, planning
+from sglang_bw.cli import completion, host_checks, planning
 from sglang_bw.cli.console import err, out, print_json, print_table
 from sglang_bw.cli.options import ALLOW_STOCK, DEVICE, ENGINE_PYTHON, ENGINE_TREE, STARTUP_TIMEOUT, api_key
 from sglang_bw.errors import ProbeError
@@ -60,7 +60,7 @@ def probe() -> None:
 
 
 @probe.command("allreduce", short_help="Latency of all-reduces at a recipe's sizes.")
-@click.argument("name", metavar="[RECIPE|FILE.yaml|MODEL]", required=False)
+@click.argument("name", metavar="[RECIPE|FILE.yaml|MODEL]", required=False, shell_complete=completion.recipes)
 @click.option("--hidden", type=click.IntRange(1, 1 << 20), help="Hidden size, in place of the model's.")
 @click.option("--gpus", type=click.IntRange(2, 64), metavar="N", help="Ranks, in place of the recipe's --tp-size.")
 @click.option("--rows", callback=_numbers, metavar="1,2,4", help="Rows of a message, in place of the recipe's.")
@@ -138,7 +138,7 @@ def allreduce(
 
 
 @probe.command("round", short_help="What a round of speculation costs against a plain decode step.")
-@click.argument("name", metavar="[RECIPE|FILE.yaml|MODEL]", required=False)
+@click.argument("name", metavar="[RECIPE|FILE.yaml|MODEL]", required=False, shell_complete=completion.recipes)
 @click.argument("engine_flags", nargs=-1, type=click.UNPROCESSED, metavar="[-- ENGINE FLAGS]")
 @click.option("--url", "urls", multiple=True, metavar="URL", help="A running server, in place of a recipe; repeatable.")
 @api_key

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sglang_bw.cli import completion
 from sglang_bw.cli.console import out, print_json, steps
 from sglang_bw.cli.options import LOCAL, PATCHES
 
@@ -22,7 +23,9 @@ _STYLES = {"clean": "green", "offset": "green", "merged": "cyan", "partly merged
 
 @click.command()
 @click.argument("new", required=False)
-@click.option("--from", "base", help="Base to move (default: the newest older than NEW).")
+@click.option(
+    "--from", "base", help="Base to move (default: the newest older than NEW).", shell_complete=completion.bases
+)
 @click.option("--wheel", type=click.Path(path_type=Path), help="NEW's wheel as a file, for hosts without a network.")
 @click.option("--continue", "action", flag_value="continue", help="Go on: take what you made of the patch in the tree.")
 @click.option("--skip", "action", flag_value="skip", help="Leave the patch that needs you out of the new series.")

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from sglang_bw.cli import completion
 from sglang_bw.cli.console import err, out, print_json
 from sglang_bw.errors import OutputError, RecipeError, UnknownRecipeError
 from sglang_bw.recipes import lookup
@@ -34,7 +35,7 @@ def list_recipes(as_json: bool) -> None:
 
 
 @recipes.command("show")
-@click.argument("name")
+@click.argument("name", shell_complete=completion.recipes)
 @click.option("--json", "as_json", is_flag=True)
 def show_recipe(name: str, as_json: bool) -> None:
     """Print a recipe, as it is written; with --json, as it is understood."""
@@ -46,7 +47,7 @@ def show_recipe(name: str, as_json: bool) -> None:
 
 
 @recipes.command("check")
-@click.argument("files", nargs=-1, required=True, metavar="FILE|ID...")
+@click.argument("files", nargs=-1, required=True, metavar="FILE|ID...", shell_complete=completion.recipes)
 @click.option("--json", "as_json", is_flag=True)
 def check_recipes(files: tuple[str, ...], as_json: bool) -> None:
     """Check recipe files, or recipes by id; all findings of all files are printed.
@@ -93,7 +94,12 @@ def _checked(file: str) -> tuple[Recipe, tuple[str, ...]]:
 @click.option(
     "--draft", metavar="PATH|ID", help="The EAGLE-3 draft; without it the target's MTP layers, if it has any."
 )
-@click.option("--gpus", metavar='8x"RTX PRO 6000"', help="The machine; the GPUs of this one when not given.")
+@click.option(
+    "--gpus",
+    metavar='8x"RTX PRO 6000"',
+    help="The machine; the GPUs of this one when not given.",
+    shell_complete=completion.machines,
+)
 @click.option("--context", type=click.IntRange(min=1), default=16384, show_default=True, metavar="TOKENS")
 @click.option("--concurrency", type=click.IntRange(min=1), default=8, show_default=True, metavar="N")
 @click.option("--id", "name", metavar="ID", help="Its id; made from the model's name when not given.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from sglang_bw.cli import planning
 from sglang_bw.cli.console import err
@@ -10,13 +11,14 @@ from sglang_bw.cli.planning import Wish
 from sglang_bw.errors import OtherEngineError, PlanInputError, PlanRefusedError, UnknownConfigError, UnknownModelError
 from sglang_bw.host.boards import Board
 from sglang_bw.launch.command import Command
-from sglang_bw.plan import plan as plans
-from sglang_bw.plan.plan import Plan
-from sglang_bw.plan.question import PlannedEngine
-from sglang_bw.plan.speculation import Cell, Verdict
 from sglang_bw.recipes import releases
 from sglang_bw.recipes.hardware import Hardware
 from sglang_bw.recipes.schema import Recipe
+
+if TYPE_CHECKING:
+    from sglang_bw.plan.plan import Plan
+    from sglang_bw.plan.question import PlannedEngine
+    from sglang_bw.plan.speculation import Cell
 
 _MANY = 3
 
@@ -43,6 +45,8 @@ def check(launch: Launch, *, force: bool) -> Plan | None:
     :raises PlanDoesNotFitError: the memory of the GPUs is too small.
     :raises PlanInputError: the recipe is for GPUs, and the launch for a CPU.
     """
+    from sglang_bw.plan import plan as plans
+
     if misplaced := only_for_gpus(launch.recipe, launch.command):
         if not force:
             raise misplaced
@@ -92,6 +96,8 @@ def only_for_gpus(recipe: Recipe, command: Command) -> PlanInputError | None:
 
 def loses(made: Plan | None, recipe: Recipe) -> Cell | None:
     """Return the cell in which the recipe's first workload loses by speculation, ``None`` when it does not."""
+    from sglang_bw.plan.speculation import Verdict
+
     if made is None or made.pays is None or not recipe.workloads:
         return None
     first = recipe.workloads[0]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import platformdirs
 
+from sglang_bw.cli import completion
 from sglang_bw.cli.console import err
 from sglang_bw.cli.interrupt import end_like_ctrl_c
 from sglang_bw.cli.options import ALLOW_STOCK, DEVICE, ENGINE_PYTHON, ENGINE_TREE
@@ -33,7 +34,7 @@ _FIRST_PORT = 30100
 
 
 @click.command(short_help="Search for the settings of a recipe that serve fastest here.")
-@click.argument("name", metavar="RECIPE|FILE.yaml|MODEL")
+@click.argument("name", metavar="RECIPE|FILE.yaml|MODEL", shell_complete=completion.recipes)
 @click.option("--draft", metavar="PATH|ID", help="Draft of a model, or in place of the recipe's.")
 @click.option(
     "--space", "wanted", multiple=True, metavar="KEY=V1,V2", help="Search this setting; without any, the usual ones."
@@ -48,7 +49,7 @@ _FIRST_PORT = 30100
 @click.option("--trials", type=click.IntRange(min=1), default=64, show_default=True, help="At most so many.")
 @click.option("--within", type=Share(), default="3%", show_default=True, help="Half-width of an interval.")
 @click.option("--concurrency", type=Numbers(), default="1", show_default=True)
-@click.option("--prompts", default="chat", show_default=True, metavar="FILE|SET")
+@click.option("--prompts", default="chat", show_default=True, metavar="FILE|SET", shell_complete=completion.prompts)
 @click.option("--count", type=click.IntRange(min=1), help="Use the first prompts only.")
 @click.option("--max-tokens", type=click.IntRange(min=2), default=128, show_default=True)
 @DEVICE

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sglang_bw.cli import completion
 from sglang_bw.cli.console import out, print_json
 from sglang_bw.cli.engine import report_of, show_engine
 from sglang_bw.cli.options import JSON, LOCAL, PATCHES, PYTHON
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("to", required=False)
+@click.argument("to", required=False, shell_complete=completion.bases)
 @PYTHON
 @click.option("--recipe", "recipes", multiple=True, type=click.Path(path_type=Path), metavar="FILE",
               help="A recipe of yours (default: those in the working directory and your configuration).")  # fmt: skip

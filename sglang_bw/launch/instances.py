@@ -16,7 +16,6 @@ from enum import Enum
 from pathlib import Path
 from typing import Literal
 
-import httpx
 import platformdirs
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -145,6 +144,8 @@ class Instance:
 
     def state(self) -> State:
         """Ask the server; two seconds at most."""
+        import httpx
+
         if not self.is_alive:
             return State.DEAD
         if self.record.ready_at is None:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 
-import httpx
 import platformdirs
 
 from sglang_bw.errors import BwError, EngineStartError, OutputError
@@ -108,6 +107,8 @@ class Server:
             )
 
     def _answers(self) -> bool:
+        import httpx
+
         try:
             response = httpx.get(f"{self.command.url}/health", timeout=HEALTH_TIMEOUT_S, verify=False, trust_env=False)
         except httpx.HTTPError:

@@ -9,11 +9,13 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import httpx
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
 
 from sglang_bw.recipes.schema import Warmup
+
+if TYPE_CHECKING:
+    import httpx
 
 TIMEOUT_S = 300.0
 USELESS_ACCEPT_LENGTH = 1.1
@@ -66,6 +68,8 @@ def run(url: str, warmup: Warmup, *, speculates: bool, api_key: str | None = Non
     :param speculates: whether an accept length is expected.
     :raises httpx.HTTPError: the engine does not answer.
     """
+    import httpx
+
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     # Certificates of a local server are its own business; proxies must not get in between.
     with httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT_S, verify=False, trust_env=False) as client:
@@ -138,7 +142,7 @@ class _Asker:
     def __call__(self, prompt: str) -> Sample:
         began = time.monotonic()
         response = self._chat(prompt) if self.chat else self._generate(prompt)
-        if self.chat and response.status_code == httpx.codes.BAD_REQUEST:  # a base model without a chat template
+        if self.chat and response.status_code == HTTPStatus.BAD_REQUEST:  # a base model without a chat template
             self.chat = False
             return self(prompt)
         response.raise_for_status()

@@ -89,6 +89,12 @@ def found(
         # Backends without kernels.
         pytest.param("trtllm-mla-prefill", "--attention-backend trtllm_mla", {}, id="trtllm_mla"),
         pytest.param("fa3-blackwell", "--attention-backend fa3", {"machine": B200}, id="fa3"),
+        pytest.param(
+            "mla-attention-without-mla",
+            "--attention-backend trtllm_mla",
+            {"machine": B200, "config": {"architectures": ["Qwen3ForCausalLM"], "vocab_size": 151936}},
+            id="MLA backend, another model",
+        ),
         pytest.param("flashmla-sm12x", "--prefill-attention-backend flashmla", {}, id="flashmla for prefill"),
         pytest.param("cutedsl-mla-sm12x", "--attention-backend tokenspeed_mla", {}, id="cutedsl"),
         pytest.param("trtllm-gen-moe-sm12x", "--moe-runner-backend flashinfer_trtllm", {}, id="trtllm-gen experts"),

@@ -1,0 +1,142 @@
+"""The part of `ab` that starts two arms and measures them."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import click
+import platformdirs
+
+from sglang_bw.cli import arms as ab_arms
+from sglang_bw.cli.ab_report import AbProgress, print_outcome, print_plan
+from sglang_bw.cli.console import print_json
+from sglang_bw.cli.interrupt import end_like_ctrl_c
+from sglang_bw.cli.journal import remember
+from sglang_bw.errors import InvalidRunError
+from sglang_bw.experiment import ab as experiment
+from sglang_bw.experiment import arm as arms
+from sglang_bw.experiment import prompts as prompt_sets
+from sglang_bw.experiment.ab import Experiment
+from sglang_bw.experiment.arm import Arm, ArmPlan
+from sglang_bw.experiment.client import Sampling
+from sglang_bw.experiment.pair import Pair
+from sglang_bw.experiment.settings import Settings
+from sglang_bw.experiment.verdict import Limits
+from sglang_bw.launch import engine as engines
+from sglang_bw.launch import selection, weights
+from sglang_bw.launch import server as servers
+from sglang_bw.launch.engine import Engine
+from sglang_bw.ledger.record import RunRecord
+from sglang_bw.ledger.runfile import RunFile, read
+
+
+def run(
+    name: str | None,
+    engine_flags: tuple[str, ...],
+    vs: str | None,
+    no_spec: bool,
+    sets: tuple[str, ...],
+    urls: tuple[str, ...],
+    api_key: str | None,
+    as_json: bool,
+    dry_run: bool,
+    together: bool | None,
+    record: Path | None,
+    startup_timeout: float,
+    **options: Any,
+) -> None:
+    """Measure what `ab` was asked for, show it, and raise when the run must not be used.
+
+    :raises BwError: the arms cannot be started or measured, or the run is not valid.
+    """
+    settings = _settings(options)
+    _check_usage(name, vs, sets, urls, no_spec=no_spec)
+    engine = None if urls else engines.find(options["python"], options["engine_tree"])
+    if engine is None:
+        plans = ab_arms.servers(urls, api_key)
+    else:
+        plans = ab_arms.started(engine, name or "", vs, sets, engine_flags, options)
+    known = arms.planned(plans[0], engine), arms.planned(plans[1], engine)
+    head = experiment.head(plans, known, settings, recipe=name)
+    if dry_run:
+        print_json(head.model_dump(mode="json")) if as_json else print_plan(head)
+        return
+    if engine:
+        _check(engine, plans, name or "", vs, allow_stock=options["allow_stock"])
+    if together is None:
+        together = not any(plan.command and plan.command.device == "cuda" for plan in plans)
+    path = (record or platformdirs.user_state_path("sglang-bw") / "runs" / f"{head.id}.jsonl").absolute()
+    end_like_ctrl_c(signal.SIGTERM)  # the outcome is written then
+
+    with ExitStack() as stack:
+        progress = stack.enter_context(AbProgress(head, path))
+
+        def start(plan: ArmPlan) -> Arm:
+            if engine is None:
+                return Arm(plan, None)
+            return arms.start(plan, engine, servers.default_log(head.id, _port(plan)), startup_timeout, progress.start)
+
+        pair = Pair(plans, start, together=together)
+        file = RunFile(path)
+        stack.callback(remember, path)  # a run that ends early is remembered, too
+        Experiment(head, pair, settings, file, progress).run()
+    found = read(path)
+    print_json(found.model_dump(mode="json")) if as_json else print_outcome(found)
+    _judge(found, path)
+
+
+def _settings(options: dict[str, Any]) -> Settings:
+    sampling = Sampling(
+        max_tokens=options["max_tokens"],
+        temperature=options["temperature"],
+        ignore_eos=options["ignore_eos"],
+        seed=options["seed"],
+        timeout_s=options["request_timeout"],
+    )
+    return Settings(
+        prompts=prompt_sets.load(options["prompt_name"]).first(options["count"]),
+        sampling=sampling,
+        concurrencies=options["concurrency"],
+        rounds=options["rounds"],
+        within=options["within"],
+        budget_s=options["budget"],
+        limits=options["limits"] or Limits(),
+        flush=not options["no_flush"],
+        allow_random=options["allow_random"],
+    )
+
+
+def _check_usage(
+    name: str | None, vs: str | None, sets: tuple[str, ...], urls: tuple[str, ...], *, no_spec: bool
+) -> None:
+    ways = [option for option, given in (("--vs", vs), ("--no-spec", no_spec), ("--set", sets)) if given]
+    if urls:
+        if len(urls) != 2 or name or ways:
+            raise click.UsageError("--url is given twice, first the baseline, and without a recipe.")
+    elif name is None:
+        raise click.UsageError("a recipe is missing; or two running servers: --url A --url B.")
+    elif len(ways) != 1:
+        raise click.UsageError("say what to compare with: one of --vs RECIPE, --no-spec, --set KEY=VALUE.")
+
+
+def _check(engine: Engine, plans: tuple[ArmPlan, ArmPlan], name: str, vs: str | None, *, allow_stock: bool) -> None:
+    """Refuse before the load what `serve` would refuse."""
+    for recipe in {name, vs} - {None}:
+        engine.check(selection.select(str(recipe)), allow_stock=allow_stock)
+    for plan in plans:
+        if plan.command:
+            weights.check_command(plan.command)
+
+
+def _port(plan: ArmPlan) -> int:
+    return plan.command.port if plan.command else 0
+
+
+def _judge(run: RunRecord, path: Path) -> None:
+    outcome = run.outcome
+    if outcome and not outcome.valid:
+        reason = outcome.warnings[-1] if outcome.warnings else "see the record"
+        raise InvalidRunError(f"the run is not valid: {reason}", hint=f"Its record is {path}.")
