@@ -123,17 +123,14 @@ def make(missing: list[Path], urls: list[str], options: argparse.Namespace) -> N
         record.unlink(missing_ok=True)  # of a run that was ended from outside
         command = [sys.executable, "-m", "sglang_bw", "ab", *(word for url in urls for word in ("--url", url))]
         command += ["--prompts", "tiny", *options.load.split(), "--record", str(record)]
-        done = subprocess.run(command, capture_output=True, text=True, env=_environment())
+        # A ledger of its own: these runs are of no use in the user's.
+        own = {**os.environ, "SGLANG_BW_LEDGER": str(options.out / "ledger.sqlite3")}
+        done = subprocess.run(command, capture_output=True, text=True, env=own)
         one = null(record)
         if done.returncode not in (0, _INVALID) or one is None:
             sys.exit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
         said = f"{record.stem}: {one.ratio:.3f} [{one.low:.3f}, {one.high:.3f}], {one.rounds} rounds"
         err.print(f"{said}, {time.monotonic() - began:.0f} s", markup=False)
-
-
-def _environment() -> dict[str, str]:
-    """Return an environment in which these records stay out of the user's ledger."""
-    return {**os.environ, "SGLANG_BW_LEDGER": os.devnull}
 
 
 def null(record: Path) -> Null | None:
