@@ -53,8 +53,9 @@ def test_no_token_changes(goodput: RunningServer, prompts: list[str], expected: 
         assert goodput.most_at_once() >= at_once // 2
 
 
-def test_it_begins_with_the_costs_it_is_given_and_learns_better(goodput: RunningServer) -> None:
+def test_it_begins_with_the_costs_it_is_given_and_learns_better(goodput: RunningServer, prompts: list[str]) -> None:
     """Alone, drafting is left at once for the costs of the config; it is cheaper than they say, and that is seen."""
+    goodput.generate_all(prompts[:4], concurrent=1)
     left = re.search(r"steps 3 -> 0 for batches from 1 to 1: .* round ([0-9.]+) of a plain", goodput.log.read_text())
     assert left
     assert float(left[1]) == pytest.approx(6, abs=0.5)
