@@ -114,11 +114,11 @@ def _print(rows: list[measured.Row], left: dict[int, str], cells: list[Compariso
     console.print(f"least of the best fixed choice: ours {ours:.3f}, stock {stock:.3f} (bar {LEAST_SHARE})")
     head = f"{'trace':44} {'ours':>7} {'held':>7} {'stock':>7} {'settled':>8} {'switches':>8}"
     console.print(f"\n{head}   regret, bar {MOST_REGRET:.0%} of held")
-    for row in made:
-        settled = max(played.settled for played in row.ours)
-        switches = max(len(played.switches) for played in row.ours)
+    for arm in made:
+        settled = max(played.settled for played in arm.ours)
+        switches = max(len(played.switches) for played in arm.ours)
         console.print(
-            f"{row.trace.name:44} {row.regret:7.1%} {row.held:7.1%} {row.stock_regret:7.1%} {settled:8} {switches:8}",
+            f"{arm.trace.name:44} {arm.regret:7.1%} {arm.held:7.1%} {arm.stock_regret:7.1%} {settled:8} {switches:8}",
             markup=False,
         )
 

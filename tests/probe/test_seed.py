@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from sglang_bw.cli import planning
 from sglang_bw.cli.launch import serve
-from sglang_bw.host import fingerprint, probes
+from sglang_bw.host import fingerprint, nvml, probes
 from sglang_bw.launch import command as commands
 from sglang_bw.launch.command import Command
 from sglang_bw.launch.probe import seed
@@ -101,7 +101,7 @@ def test_serve_says_and_shows_it() -> None:
 
 
 def test_a_plan_for_the_gpus_here_goes_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning.nvml, "load", Host().nvml)
+    monkeypatch.setattr(nvml, "load", Host().nvml)
     question = planning.question(planning.Wish(RECIPE, gpus=f"1x{NAME}"))
     assert planning.with_stored_round(question) == (question, None)
     place = store(RECIPE)
