@@ -6,6 +6,7 @@ Stood in for: CUDA, NVML and FlashInfer's kernels, which need GPUs. The kernel o
 
 from __future__ import annotations
 
+import ctypes
 import importlib.machinery
 import inspect
 import logging
@@ -28,7 +29,7 @@ from tests.patches import pcie_ipc_stand_in
 
 SWITCH = "SGLANG_ENABLE_PCIE_IPC_ALLREDUCE"
 SETUP_SECONDS = 120.0  # a child imports torch, on a busy machine
-READ, WRITE, NVLINK = 0, 1, 2
+NVLINK = 2
 
 
 def self_check_file() -> str:
@@ -191,14 +192,14 @@ class Machine:
         self._use_stand_in_kernel(rank, patches)
 
     def _nvml(self) -> Any:
+        import pynvml  # its constants are not all numbers
+
         def status(gpu: int, peer: int, what: int) -> int:
+            ctypes.c_int(what)  # as the library's own call
             return int(what == NVLINK or (gpu, peer) in self.unreachable)
 
         return SimpleNamespace(
-            NVML_P2P_CAPS_INDEX_READ=READ,
-            NVML_P2P_CAPS_INDEX_WRITE=WRITE,
-            NVML_P2P_CAPS_INDEX_NVLINK=NVLINK,
-            NVML_P2P_STATUS_OK=0,
+            **{name: value for name, value in vars(pynvml).items() if name.startswith("NVML_P2P_")},
             nvmlInit=lambda: None,
             nvmlShutdown=lambda: None,
             nvmlDeviceGetHandleByUUID=lambda uuid: int(uuid.removeprefix(b"GPU-")),
