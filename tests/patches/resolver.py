@@ -31,7 +31,8 @@ _CAPABILITIES = {
     "sm120": (12, 0),
     "sm121": (12, 1),
 }
-_HAS_FLASHINFER = "is_flashinfer_available"
+# Where the resolution asks. Elsewhere the pretended machine's kernels would be imported, which are not here.
+_RESOLUTION = ("sglang.srt.arg_groups.", "torch.cuda")
 
 
 def resolve(arch: str, memory_mib: int, **server_args: Any) -> Any:
@@ -61,11 +62,13 @@ def machine(arch: str, memory_mib: int) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as monkeypatch:
         put_stand_in(monkeypatch)
         pretence = pretend(_CAPABILITIES[arch], memory_mib, 8, arch)
+        from sglang.srt.model_executor import cuda_graph_config
         from sglang.srt.runtime_context import override_platform
 
+        # What it is on CUDA; it asks in a place that more than the resolution asks.
+        monkeypatch.setattr(cuda_graph_config, "default_prefill_backend", lambda: "breakable")
         for owner, attribute, answer in pretence.places:
-            # The package is not here: the resolution may count on it, layers that a test builds would import it.
-            if attribute != _HAS_FLASHINFER or owner.__name__.startswith("sglang.srt.arg_groups."):
+            if owner.__name__.startswith(_RESOLUTION):
                 monkeypatch.setattr(owner, attribute, answer)
         try:
             with override_platform(**pretence.facts):

@@ -34,7 +34,7 @@ def _nothing_from_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     """No hub cache, and no engine that the answers could depend on."""
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    series = planning._of_series()
+    series = planning.of_series()
     monkeypatch.setattr(planning, "_engine", lambda wish: PlannedEngine(wish.version) if wish.version else series)
 
 
