@@ -76,14 +76,15 @@ def test_no_warnings(given: Sample) -> None:
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[Callable[[str], tuple[str, list[Any]]]]:
+def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[Callable[..., tuple[str, list[Any]]]]:
     """Start the endpoints of the fake engine in this process: returns its URL and the requests it gets."""
     servers = []
 
-    def start(mode: str) -> tuple[str, list[Any]]:
+    def start(mode: str, key: str = "") -> tuple[str, list[Any]]:
         monkeypatch.setenv("FAKE_MODE", mode)
         monkeypatch.setattr(sys, "argv", ["engine", "--speculative-algorithm", "EAGLE3"])
         fake = runpy.run_path(str(HERE / "fake_engine.py"))
+        fake["Handler"].do_POST.__globals__["KEY"] = key  # a real start reads it from a file
         server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), fake["Handler"])
         servers.append(server)
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -119,8 +120,8 @@ def test_a_model_without_a_chat_template(engine: Callable[[str], tuple[str, list
     assert [path for path, _ in requests] == ["/v1/chat/completions", "/generate", "/generate"]
 
 
-def test_a_refusal_is_an_error(engine: Callable[[str], tuple[str, list[Any]]]) -> None:
-    url, _ = engine("key")
+def test_a_refusal_is_an_error(engine: Callable[..., tuple[str, list[Any]]]) -> None:
+    url, _ = engine("", "secret")
     with pytest.raises(httpx.HTTPStatusError):
         warmup.run(url, Warmup(prompts=("a",)), speculates=True)
     assert warmup.run(url, Warmup(prompts=("a",)), speculates=True, api_key="secret").samples
