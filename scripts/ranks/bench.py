@@ -15,7 +15,8 @@ from pathlib import Path
 
 from record.servers import Record, Server, spawn, start_engine, wait_all
 
-INJECT = Path(__file__).resolve().parents[1] / "record" / "inject"
+SCRIPTS = Path(__file__).resolve().parents[1]
+INJECT = SCRIPTS / "record" / "inject"
 # A program that uses NVLink multicast can put the GPUs of a shared host out of service; nothing here needs it.
 WITHOUT_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 ON_ONE_HOST = {
@@ -113,7 +114,7 @@ def ranks(
     for rank in range(world):
         out, err = scratch / f"{name}.{rank}.out", scratch / f"{name}.{rank}.log"
         command = [sys.executable, "-W", "ignore", "-P", str(program), str(rank), str(world), port, *arguments]
-        environ = dict(os.environ) | {"PYTHONPATH": str(tree)}
+        environ = dict(os.environ) | {"PYTHONPATH": f"{tree}{os.pathsep}{SCRIPTS}"}
         started.append((spawn(command, environ, out, err), out, err))
     deadline = time.monotonic() + seconds
     said: list[str] = []

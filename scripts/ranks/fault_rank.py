@@ -13,13 +13,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType, SimpleNamespace
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
-_PACKAGE = "sgl_kernel"
+from ranks.kernel_stand_in import stand_in_for_the_kernels
+
 _SWITCH = "SGLANG_TORCH_SYMM_MEM_TWO_SHOT_WITHOUT_MULTICAST"
 _FLAGS = (
     "use_pynccl", "use_pymscclpp", "use_mscclpp", "use_custom_allreduce", "use_torch_symm_mem_all_reduce",
@@ -29,36 +28,10 @@ _CPU_BYTES = 1024
 _COUNT = 256
 
 
-class _Part(ModuleType):
-    __path__: Sequence[str] = ()
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        if name == "scalar_types":
-            return _Part(f"{_PACKAGE}.{name}")
-
-        def op(*_: Any, **__: Any) -> Any:
-            raise AssertionError(f"a stand-in was called: {name}")
-
-        return op
-
-
-class _Finder(MetaPathFinder, Loader):
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        return ModuleSpec(name, self, is_package=True) if name.partition(".")[0] == _PACKAGE else None
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return _Part(spec.name)
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Nothing to run."""
-
-
 def main(rank: int, world: int, port: str, device: str, package: str) -> None:
     """Reduce in every case and print what came of it."""
     if package == "stand-in":
-        sys.meta_path.insert(0, _Finder())
+        stand_in_for_the_kernels()
     os.environ[_SWITCH] = "1"
     os.environ["SGLANG_OPT_USE_INKLING_CUSTOM_AR"] = "0"
     import torch

@@ -10,54 +10,17 @@ from __future__ import annotations
 import json
 import os
 import socket
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
-_PACKAGE = "sgl_kernel"
+from scripts.ranks.kernel_stand_in import stand_in_for_the_kernels
+
 _CAPABILITIES = {"sm90": (9, 0), "sm100": (10, 0), "sm120": (12, 0), "sm121": (12, 1)}
-
-
-class _Part(ModuleType):
-    """A module of the kernel package: it has every name, and a call to one is an error."""
-
-    __path__: Sequence[str] = ()
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        if name == "scalar_types":  # a namespace of plain values
-            return _Part(f"{_PACKAGE}.{name}")
-
-        def op(*_: Any, **__: Any) -> Any:
-            raise AssertionError(f"the test calls the stand-in of {name}")
-
-        return op
-
-
-class _Finder(MetaPathFinder, Loader):
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        return ModuleSpec(name, self, is_package=True) if name.partition(".")[0] == _PACKAGE else None
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return _Part(spec.name)
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Nothing to run."""
-
-
-def stand_in_for_the_kernels() -> None:
-    """Let the engine import its kernel package, in this process and from now on."""
-    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
 
 
 @contextmanager
