@@ -169,8 +169,8 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import os
 os.environ["BW_CONTROL"], os.environ["BW_DECISIONS"] = sys.argv[2], sys.argv[3]
-import sitecustomize  # started without it: the variables were not set
-import importlib; importlib.reload(sitecustomize)
+sys.modules.pop("sitecustomize", None)  # the environment's own, if it has one
+import sitecustomize
 import torch
 class GoodputParams:
     def get_steps_for_batch(self, batch): return 3

@@ -15,22 +15,24 @@ REAL = -1.0
 """Accept length of a control file that means: what the draft really gets accepted."""
 _SPECULATIVE = ("speculative-draft-model-path", "speculative-algorithm", *CHAIN)
 GOODPUT: Record = {"speculative-adaptive": None, "speculative-adaptive-policy": "goodput"}
+# Servers with the policy, and what their environment has more.
+ADAPTIVE: dict[str, dict[str, str]] = {"goodput": {}, "checked": {"SGLANG_SPEC_CHECK_RANKS": "1"}}
 
 
 def start(bench: Bench, *names: str) -> None:
-    """Start those of ``stock``, ``patched``, ``off`` and ``goodput`` that do not run yet, and wait for them.
+    """Start those of ``stock``, ``patched``, ``off``, ``goodput`` and ``checked`` that do not run yet; wait for them.
 
-    ``off`` is the patched engine without speculation. ``goodput`` times its graphs at the start, so nobody else may.
+    ``off`` is the patched engine without speculation; ``checked`` is ``goodput`` with accepted drafts compared across
+    the ranks, which costs a CPU collective in every round. Both time their graphs at the start, so nobody else may.
     """
     missing = [name for name in names if name not in bench.servers]
     for name in missing:
-        if name == "goodput":
-            bench.wait(*bench.servers)
         tree = bench.options.stock if name == "stock" else bench.options.patched
         environ = {"BW_CONTROL": str(control_file(bench, name))}
-        if name == "goodput":
-            environ |= {"BW_DECISIONS": str(decisions(bench)), "SGLANG_SPEC_CHECK_RANKS": "1"}
-            decisions(bench).mkdir(exist_ok=True)
+        if name in ADAPTIVE:
+            bench.wait(*bench.servers)
+            environ |= {"BW_DECISIONS": str(decisions(bench, name))} | ADAPTIVE[name]
+            decisions(bench, name).mkdir(exist_ok=True)
         control(bench, [name], REAL, settle=False)
         bench.start(name, tree, flags(bench, name), environ)
     bench.wait(*missing)
@@ -47,7 +49,7 @@ def flags(bench: Bench, name: str) -> Record:
         found["attention-backend"] = options.attention_backend
     if name == "off":
         return {key: value for key, value in found.items() if key not in _SPECULATIVE}
-    return found | (GOODPUT if name == "goodput" else {})
+    return found | (GOODPUT if name in ADAPTIVE else {})
 
 
 def control(
@@ -74,9 +76,9 @@ def control_file(bench: Bench, name: str) -> Path:
     return bench.scratch / f"{name}.control"
 
 
-def decisions(bench: Bench) -> Path:
-    """Return the folder where the ranks of the goodput server write what they decide."""
-    return bench.scratch / "decisions"
+def decisions(bench: Bench, name: str) -> Path:
+    """Return the folder where the ranks of a server with the policy write what they decide."""
+    return bench.scratch / f"decisions-{name}"
 
 
 def vocabulary(bench: Bench) -> int:

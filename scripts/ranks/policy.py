@@ -12,24 +12,24 @@ from speculation_grid import judge
 from . import arms, decisions
 from .bench import Bench
 
-ARMS = {"off": "off", "fixed": "patched", "goodput": "goodput"}
-"""Servers by the name of the arm; ``patched`` has a fixed number of steps."""
+ARMS = {"off": "off", "fixed": "patched", "goodput": "goodput", "checked": "checked"}
+"""Servers by the name of the arm; ``patched`` has a fixed number of steps. The last one is watched, not measured."""
+MEASURED = ("off", "fixed", "goodput")
 SPECULATING = ["patched", "goodput"]
 
 
 def run(bench: Bench) -> None:
     """Measure the grid, then watch the ranks for a while, and again with one of them slowed."""
     options, record = bench.options, bench.record
-    arms.start(bench, *(["off", "patched"] if options.lengths else []), "goodput")
     record["flags"] = arms.flags(bench, "goodput")
-    record["server"] = bench.servers["goodput"].told()
-    log = decisions.Log.of(arms.decisions(bench))
     grid = Grid(bench)
-    record["points"] = {}
-    for length, batch in itertools.product(options.lengths, options.policy_batches):
-        record["points"][f"{length} x {batch}"] = grid.point(length, batch)
-        bench.keep()
-    record["agreement"] = {"grid": decisions.compare(log.new(), options.tp)} if options.lengths else {}
+    record["agreement"] = {}
+    if options.lengths:
+        measure(bench, grid)
+    arms.start(bench, "checked")
+    record["phase"] = "watching"  # time is measured no more: others may begin
+    bench.keep()
+    log = decisions.Log.of(arms.decisions(bench, "checked"))
     for name, seconds, slow in (("long", options.seconds, 0.0), ("slowed", options.slow_seconds, options.slow_ms)):
         rounds = grid.watch(seconds, slow)
         record["agreement"][name] = decisions.compare(log.new(), options.tp) | {"slow_ms": slow} | rounds
@@ -38,8 +38,21 @@ def run(bench: Bench) -> None:
         raise RuntimeError(f"the ranks did not decide the same: {', '.join(bad)}")
 
 
+def measure(bench: Bench, grid: Grid) -> None:
+    """Measure every point of the grid."""
+    options, record = bench.options, bench.record
+    arms.start(bench, "off", "patched", "goodput")
+    record["server"] = bench.servers["goodput"].told()
+    record["points"] = {}
+    for length, batch in itertools.product(options.lengths, options.policy_batches):
+        record["points"][f"{length} x {batch}"] = grid.point(length, batch)
+        bench.keep()
+    log = decisions.Log.of(arms.decisions(bench, "goodput"))
+    record["agreement"]["grid"] = decisions.compare(log.new(), options.tp)
+
+
 class Grid:
-    """Blocks of the three arms."""
+    """Blocks of the arms."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
@@ -58,21 +71,21 @@ class Grid:
         for arm, times in (("off", 1), ("fixed", 1), ("goodput", options.adapt)):
             for _ in range(times):
                 self.run(arm, batch)
-        found: dict[str, list[tuple[float, float]]] = {arm: [] for arm in ARMS}
+        found: dict[str, list[tuple[float, float]]] = {arm: [] for arm in MEASURED}
         for number in range(options.rounds):
-            for arm in list(ARMS)[:: 1 if number % 2 == 0 else -1]:
+            for arm in MEASURED[:: 1 if number % 2 == 0 else -1]:
                 found[arm].append(self.run(arm, batch))
         return judge(found)
 
     def watch(self, seconds: float, slow_ms: float) -> Record:
-        """Keep the goodput server busy at changing batches and accept lengths."""
+        """Keep the watched server busy at changing batches and accept lengths."""
         began, speeds = time.monotonic(), []
         points = itertools.cycle(itertools.product(self.bench.options.policy_batches, (3.0, 1.0, 1.5)))
         while time.monotonic() - began < seconds:
             batch, length = next(points)
-            arms.control(self.bench, ["goodput"], length, slow_ms=slow_ms)
-            speeds.append([batch, length, round(self.run("goodput", batch)[0], 1)])
-        arms.control(self.bench, ["goodput"], arms.REAL)
+            arms.control(self.bench, ["checked"], length, slow_ms=slow_ms)
+            speeds.append([batch, length, round(self.run("checked", batch)[0], 1)])
+        arms.control(self.bench, ["checked"], arms.REAL)
         return {"seconds": round(time.monotonic() - began, 1), "blocks": len(speeds), "speeds": speeds[:40]}
 
 

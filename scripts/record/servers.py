@@ -29,6 +29,8 @@ CHAIN = {"speculative-num-steps": 3, "speculative-eagle-topk": 1, "speculative-n
 TREE = ["--speculative-eagle-topk", "4", "--speculative-num-draft-tokens", "8"]
 SHAPES = {
     "8b": {"size": 4096, "ff": 14336, "heads": 32, "kv": 8, "layers": 32, "vocab": 128256, "draft_vocab": 32000},
+    # Half of it on each of two GPUs is what a rank of a large model reads: rounds that the device takes, not the host.
+    "32b": {"size": 5120, "ff": 27648, "heads": 40, "kv": 8, "layers": 64, "vocab": 128256, "draft_vocab": 32000},
     "small": {"size": 256, "ff": 512, "heads": 4, "kv": 2, "layers": 8, "vocab": 512, "draft_vocab": 128},
 }
 

@@ -19,7 +19,7 @@ def test_the_gauges_have_their_values() -> None:
 def test_a_snapshot_tells_steps_and_reason() -> None:
     from sglang.srt.speculative.adaptive_spec_params import make_adaptive_policy
 
-    policy = make_adaptive_policy(3, None, "goodput", lambda make_plan: make_plan())
+    policy = make_adaptive_policy(3, None, "goodput")
     policy.get_steps_for_batch(4)
     told = policy.snapshot()
     assert told["steps"] == 3

@@ -29,7 +29,7 @@ else:
     from sglang.srt.speculative.base_spec_worker import SpecRound
     from sglang.srt.speculative.rank_agreement import RankAgreement
     agreement = RankAgreement(dist.group.WORLD)
-    policy = params.make_adaptive_policy(3, None, "goodput", agreement.plan)
+    policy = params.make_adaptive_policy(3, None, "goodput", agreement.plan, agreement.lag)
 same, own = random.Random(0), random.Random(rank + 1)
 chosen, waiting = [], []
 for number in range(rounds):

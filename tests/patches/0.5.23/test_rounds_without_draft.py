@@ -283,14 +283,13 @@ def test_a_draft_that_turns_useless_and_good_again(
     before, controller.params = controller.params, watched
     try:
         steady(scheduler, watched, tokens, lambda steps: steps > 0)
-        assert watched.length() > 1 + accepted - 0.5
-        good = len(watched.drafted())
+        assert watched.share() > accepted / 3 - 0.15
         update_draft(scheduler, useless)
         steady(scheduler, watched, tokens, lambda steps: steps == 0)
-        assert statistics.fmean(n for _, found in watched.drafted()[good:] for n in found) < 0.5
+        assert watched.share() < 0.2
         update_draft(scheduler, PAIR / "draft")
         steady(scheduler, watched, tokens, lambda steps: steps > 0)
-        assert watched.length() > 1 + accepted - 0.5
+        assert watched.share() > accepted / 3 - 0.15
     finally:
         update_draft(scheduler, PAIR / "draft")
         controller.params = before
@@ -302,6 +301,7 @@ class Watched:
     def __init__(self, params: Any) -> None:
         self.params = params
         self.rounds: list[tuple[int, list[int]]] = []
+        self.asked = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.params, name)
@@ -313,13 +313,11 @@ class Watched:
         self.rounds.append((done.num_steps, list(done.num_correct_drafts_per_req)))
         self.params.on_round(done)
 
-    def drafted(self) -> list[tuple[int, list[int]]]:
-        return [row for row in self.rounds if row[0]]
-
-    def length(self) -> float:
-        """Accept length of the latest rounds with the most steps."""
-        most = [found for steps, found in self.rounds[-60:] if steps == 3]
-        return 1 + statistics.fmean(n for found in most for n in found)
+    def share(self) -> float:
+        """What was accepted of the drafts since the last time, however many steps there were."""
+        drafted = [(steps, found) for steps, found in self.rounds[self.asked :] if steps]
+        self.asked = len(self.rounds)
+        return statistics.fmean(n / steps for steps, found in drafted for n in found)
 
 
 def steady(scheduler: Any, watched: Watched, tokens: list[list[int]], wanted: Any, most: int = 60) -> None:
