@@ -73,13 +73,13 @@ class Bench:
         """
         wait_all([self.servers[name] for name in names], self.options.start_limit)
 
-    def stop(self) -> None:
-        """End all servers."""
-        for server in self.servers.values():
+    def stop(self, *names: str) -> None:
+        """End these servers where they run, or all."""
+        ended = [self.servers.pop(name) for name in names or tuple(self.servers) if name in self.servers]
+        for server in ended:
             server.process.terminate()
-        for server in self.servers.values():
+        for server in ended:
             server.stop()
-        self.servers.clear()
 
 
 def part_file(scratch: Path, part: str) -> Path:
