@@ -11,7 +11,7 @@ import pytest
 
 from tests.engine.conftest import RunningServer
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.alone]
 
 
 def looks(server: RunningServer, prompts: list[str]) -> dict[str, object]:
