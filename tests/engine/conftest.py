@@ -33,9 +33,22 @@ SERVE = [sys.executable, "-m", "sglang_bw", "serve", "tiny", "--device", "cpu"]
 Answer = dict[str, Any]
 
 
+SHARED = {"chain", "tree", "baseline"}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Move what ends the shared servers behind everything that uses them."""
-    items.sort(key=lambda item: item.get_closest_marker("last") is not None)
+    """Move what uses the shared servers behind everything else, and what ends them behind that.
+
+    They are started in one process only, and an engine that waits for requests still takes a part of a core.
+    """
+
+    def place(item: pytest.Item) -> int:
+        shares = not SHARED.isdisjoint(getattr(item, "fixturenames", ()))
+        if shares:
+            item.add_marker("alone")
+        return shares + (item.get_closest_marker("last") is not None)
+
+    items.sort(key=place)
 
 
 @dataclass

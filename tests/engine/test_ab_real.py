@@ -17,7 +17,7 @@ from tests.conftest import CHECKOUT, EngineTrees
 from tests.engine.conftest import RunningServer, _serving, tool_environment
 from tests.launch.serving import free_port
 
-pytestmark = [pytest.mark.engine, pytest.mark.alone]
+pytestmark = pytest.mark.engine
 PROXY = CHECKOUT / "tests" / "experiment" / "pace_proxy.py"
 
 

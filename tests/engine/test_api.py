@@ -7,7 +7,7 @@ import pytest
 
 from tests.engine.conftest import RunningServer
 
-pytestmark = [pytest.mark.engine, pytest.mark.alone]
+pytestmark = pytest.mark.engine
 QUESTION = [{"role": "user", "content": "Can you say something about yourself?"}]
 
 

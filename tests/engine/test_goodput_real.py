@@ -13,7 +13,7 @@ import pytest
 from tests.conftest import EngineTrees
 from tests.engine.conftest import Answer, RunningServer, _serving
 
-pytestmark = [pytest.mark.engine, pytest.mark.alone, pytest.mark.slow]
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 BATCHES = (1, 2, 4, 8, 16)
 # What nobody would measure: that a round of drafting costs six plain steps.
 CONFIG = {"1": {"candidate_steps": [0, 1, 3]}, "costs": [[0, 1, 0.005], [1, 1, 0.03], [3, 1, 0.03]]}

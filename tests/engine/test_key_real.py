@@ -20,7 +20,7 @@ from sglang_bw.launch.deploy import deployment
 from tests.conftest import EngineTrees, engine_environment, engine_trees_of
 from tests.engine.conftest import RunningServer, _serving, tool_environment
 
-pytestmark = [pytest.mark.engine, pytest.mark.alone]
+pytestmark = pytest.mark.engine
 
 KEY = "k3y-0123456789abcdef"
 _READS = """

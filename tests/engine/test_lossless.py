@@ -7,7 +7,7 @@ import pytest
 
 from tests.engine.conftest import TOKENS, Answer, RunningServer
 
-pytestmark = [pytest.mark.engine, pytest.mark.alone]
+pytestmark = pytest.mark.engine
 AT_ONCE = 8
 
 

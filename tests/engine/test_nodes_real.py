@@ -15,7 +15,7 @@ from tests.conftest import EngineTrees
 from tests.engine.conftest import _end, tool_environment
 from tests.launch.serving import free_port, until
 
-pytestmark = [pytest.mark.engine, pytest.mark.alone, pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 START_S = 900.0
 # torch from PyPI brings NCCL, and with it the engine would look for a GPU for every group of ranks.

@@ -14,7 +14,7 @@ from sglang_bw.plan.speculation.probe import round_cost
 from tests.conftest import EngineTrees
 from tests.engine.conftest import RunningServer, tool_environment
 
-pytestmark = [pytest.mark.engine, pytest.mark.alone]
+pytestmark = pytest.mark.engine
 COMMAND = [sys.executable, "-m", "sglang_bw", "probe", "round"]
 
 

@@ -23,7 +23,7 @@ from tests.conftest import EngineTrees, engine_environment
 from tests.engine.conftest import START_S, RunningServer, assert_gone, start_serve
 from tests.launch.serving import alive, until
 
-pytestmark = [pytest.mark.engine, pytest.mark.alone]
+pytestmark = pytest.mark.engine
 
 _PARSER = """
 import argparse

@@ -16,7 +16,7 @@ from sglang_bw.recipes import lookup
 from tests.conftest import EngineTrees
 from tests.engine.conftest import tool_environment
 
-pytestmark = [pytest.mark.engine, pytest.mark.alone, pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(1800)]
 SEARCH = [
     "--space", "steps=off,1", "--space", "max-total-tokens=1", "--prompts", "tiny", "--count", "6",
     "--max-tokens", "64", "--within", "0.08", "--trial-budget", "3m", "--device", "cpu", "--json",

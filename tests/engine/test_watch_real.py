@@ -11,7 +11,7 @@ import pytest
 
 from tests.engine.conftest import RunningServer
 
-pytestmark = [pytest.mark.engine, pytest.mark.alone]
+pytestmark = pytest.mark.engine
 
 
 def looks(server: RunningServer, prompts: list[str]) -> dict[str, object]:
