@@ -38,12 +38,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Move what uses the shared servers behind everything else, and what ends them behind that."""
 
     def place(item: pytest.Item) -> int:
-        shares = not SHARED.keys().isdisjoint(getattr(item, "fixturenames", ()))
+        shares = bool(_servers(item))
         if shares:
             item.add_marker("alone")
         return shares + (item.get_closest_marker("last") is not None)
 
     items.sort(key=place)
+
+
+def _servers(item: pytest.Item) -> set[str]:
+    """Return the names of the shared servers that a test asks for; elsewhere `tree` is something else."""
+    here = item.path.parent == Path(__file__).parent
+    return SHARED.keys() & set(getattr(item, "fixturenames", ())) if here else set()
 
 
 @dataclass
@@ -215,7 +221,7 @@ def starting(
     request: pytest.FixtureRequest, engine_trees: EngineTrees, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, Ready]]:
     """Start every shared server that a test of the session asks for: one start by itself leaves a core idle."""
-    asked = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
+    asked = set().union(*map(_servers, request.session.items))
     with contextlib.ExitStack() as stack:
         yield {
             name: stack.enter_context(start(engine_trees.patched, tmp_path_factory.mktemp(name)))
