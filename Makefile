@@ -6,16 +6,30 @@ BIN := $(VENV)/bin
 # Engine processes are started many times: without their bytecode each start costs seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-fast test-all test-patches lint docs tool engine build constraints clean
+.PHONY: demo test test-beside test-alone test-fast test-all test-patches lint docs tool engine build constraints clean
 
 demo: engine
 	$(BIN)/python scripts/demo.py
 
+# Two parts, both run whatever the first one says; either's failure fails `make test`.
 test: lint engine
-	$(BIN)/python -m pytest -m "not slow" $(PYTEST)
+	$(MAKE) --no-print-directory --keep-going -j1 test-beside test-alone
+
+# Most tests, on two cores: a file stays in one process, with what its tests share.
+test-beside: tool
+	@echo "== tests that may run beside others, in two processes"
+	$(BIN)/python -m pytest -m "not alone and not slow" -n 2 --dist loadfile $(PYTEST) $(OR_NONE)
+
+# One after the other: shared servers, the patch tests on both engines, and what measures time.
+test-alone: tool
+	@echo "== tests that run alone: real servers, the series on both engines, what measures time"
+	$(BIN)/python -m pytest -m "alone and not slow" $(PYTEST) $(OR_NONE)
+
+# `make test PYTEST="-k word"` may select nothing in one of the parts: pytest says 5.
+OR_NONE = $(if $(PYTEST),|| test $$? = 5)
 
 test-fast: tool
-	$(BIN)/python -m pytest -m "not engine and not environments and not slow" -n 3 $(PYTEST)
+	$(BIN)/python -m pytest -m "not engine and not environments and not alone and not slow" -n 3 $(PYTEST)
 
 test-all: lint engine
 	$(BIN)/python -m pytest $(PYTEST)

@@ -202,6 +202,7 @@ print(json.dumps({"drawn": drawn, "fast": fast, "slow": slow, "steps": steps}))
 
 
 @pytest.mark.engine
+@pytest.mark.alone
 def test_what_is_injected_draws_alike_sleeps_and_writes_decisions(tmp_path: Path) -> None:
     inject = str(CHECKOUT / "scripts" / "record" / "inject")
     started = []

@@ -11,7 +11,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,11 +54,16 @@ def run_patches(
 ) -> tuple[list[PatchRun], str]:
     """Run the tests of ``patches`` on both trees and return one row a patch, and the output of failing runs.
 
+    Both trees run at once, each in a process of its own with one thread for torch: they need two cores, and 4 GB.
+
     :param folder: where the patch files lie; the tests look there for the names that a patch adds itself.
     """
     tests = named_tests(patches)
-    red_run = run_tests(checkout, base, folder, tests, "stock", stock)
-    green_run = run_tests(checkout, base, folder, tests, "patched", patched)
+    with (
+        _started(checkout, base, folder, tests, "stock", stock) as red,
+        _started(checkout, base, folder, tests, "patched", patched) as green,
+    ):
+        red_run, green_run = red(), green()
     rows = [_judge(base, patch, red_run.rows, green_run.rows) for patch in patches]
     return rows, red_run.output + green_run.output
 
@@ -89,12 +95,30 @@ def run_tests(checkout: Path, base: str, folder: Path, tests: Sequence[str], kin
 
     :param kind: ``stock``: a test must fail as it declares; ``patched``: it must pass.
     """
+    with _started(checkout, base, folder, tests, kind, tree) as result:
+        return result()
+
+
+@contextmanager
+def _started(
+    checkout: Path, base: str, folder: Path, tests: Sequence[str], kind: str, tree: Path
+) -> Iterator[Callable[[], TestRun]]:
+    """Start a run and yield what waits for it; a run that nobody waited for is killed."""
     with tempfile.TemporaryDirectory() as scratch:
-        report = Path(scratch) / "report.json"
+        report, output = Path(scratch) / "report.json", Path(scratch) / "output"
         command = [sys.executable, "-m", "pytest", *tests, "-q", "-p", "no:cacheprovider"]
         command += ["--engine", str(tree), "--kind", kind, "--patch-report", str(report), "--series", str(folder)]
-        done = subprocess.run(
-            command, cwd=checkout, env=engine_environment(tree), capture_output=True, text=True, check=False
-        )
-        said = f"--- {base} {kind}, exit code {done.returncode}\n{done.stdout}{done.stderr}" if done.returncode else ""
-        return TestRun(tuple(json.loads(report.read_text())) if report.is_file() else (), said)
+        environ = {**engine_environment(tree), "OMP_NUM_THREADS": "1"}
+        with output.open("w") as out:
+            process = subprocess.Popen(command, cwd=checkout, env=environ, stdout=out, stderr=subprocess.STDOUT)
+
+        def result() -> TestRun:
+            code = process.wait()
+            said = f"--- {base} {kind}, exit code {code}\n{output.read_text(errors='replace')}" if code else ""
+            return TestRun(tuple(json.loads(report.read_text())) if report.is_file() else (), said)
+
+        try:
+            yield result
+        finally:
+            process.kill()
+            process.wait()

@@ -1,4 +1,4 @@
-"""Real servers on the patched engine, each started once for the whole session.
+"""Real servers on the patched engine, each started once for the whole session, all at once.
 
 Three of them, all of the recipe ``tiny``: ``chain`` (the recipe as it is) and ``tree`` (topk 4, 8 draft tokens) come
 from ``sglang-bw serve``; ``baseline`` is the line that ``serve --no-spec --dry-run`` prints, pasted into a shell.
@@ -6,13 +6,14 @@ from ``sglang-bw serve``; ``baseline`` is the line that ``serve --no-spec --dry-
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,8 +35,21 @@ Answer = dict[str, Any]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Move what ends the shared servers behind everything that uses them."""
-    items.sort(key=lambda item: item.get_closest_marker("last") is not None)
+    """Move what uses the shared servers behind everything else, and what ends them behind that."""
+
+    def place(item: pytest.Item) -> int:
+        shares = bool(_servers(item))
+        if shares:
+            item.add_marker("alone")
+        return shares + (item.get_closest_marker("last") is not None)
+
+    items.sort(key=place)
+
+
+def _servers(item: pytest.Item) -> set[str]:
+    """Return the names of the shared servers that a test asks for; elsewhere `tree` is something else."""
+    here = item.path.parent == Path(__file__).parent
+    return SHARED.keys() & set(getattr(item, "fixturenames", ())) if here else set()
 
 
 @dataclass
@@ -105,16 +119,30 @@ def _events(scratch: Path) -> dict[str, dict[str, Any]]:
     return {event["event"]: event for event in map(json.loads, (line for line in lines if line.endswith("\n")))}
 
 
-def _serving(tree: Path, scratch: Path, *arguments: str) -> Iterator[RunningServer]:
+Ready = Callable[[], RunningServer]
+
+
+@contextlib.contextmanager
+def _starting(tree: Path, scratch: Path, *arguments: str) -> Iterator[Ready]:
+    """Start `serve tiny` and yield what waits until it is ready."""
     process, port, log = start_serve(tree, scratch, *arguments)
-    try:
+
+    def ready() -> RunningServer:
         until(lambda: "warm-up" in _events(scratch) or process.poll() is not None, START_S, "the engine is ready")
         assert process.poll() is None, (scratch / "err.txt").read_text()
         events = _events(scratch)
         assert events["ready"]["url"] == f"http://127.0.0.1:{port}"
-        yield RunningServer(process, events["ready"]["url"], log, events)
+        return RunningServer(process, events["ready"]["url"], log, events)
+
+    try:
+        yield ready
     finally:
         _end(process)
+
+
+def _serving(tree: Path, scratch: Path, *arguments: str) -> Iterator[RunningServer]:
+    with _starting(tree, scratch, *arguments) as ready:
+        yield ready()
 
 
 def _end(process: subprocess.Popen[str]) -> None:
@@ -134,35 +162,36 @@ def prompts() -> list[str]:
     return [json.loads(line)["prompt"] for line in lines[:16]]
 
 
-@pytest.fixture(scope="session")
-def chain(engine_trees: EngineTrees, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    yield from _serving(engine_trees.patched, tmp_path_factory.mktemp("chain"), "--", "--decode-log-interval", "4")
+@contextlib.contextmanager
+def _chain(tree: Path, scratch: Path) -> Iterator[Ready]:
+    with _starting(tree, scratch, "--", "--decode-log-interval", "4") as ready:
+        yield ready
 
 
-@pytest.fixture(scope="session")
-def tree(engine_trees: EngineTrees, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+@contextlib.contextmanager
+def _tree(tree: Path, scratch: Path) -> Iterator[Ready]:
     flags = ["--speculative-eagle-topk=4", "--speculative-num-draft-tokens", "8", "--decode-log-interval", "4"]
     flags.append("--enable-metrics")  # `watch` looks at one server with metrics, and at one without
-    yield from _serving(engine_trees.patched, tmp_path_factory.mktemp("tree"), "--", *flags)
+    with _starting(tree, scratch, "--", *flags) as ready:
+        yield ready
 
 
-@pytest.fixture(scope="session")
-def baseline(engine_trees: EngineTrees, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+@contextlib.contextmanager
+def _baseline(tree: Path, scratch: Path) -> Iterator[Ready]:
     """The printed `sglang serve` line, run by a shell with an `sglang` on its PATH."""
-    scratch = tmp_path_factory.mktemp("baseline")
     port, log = free_port(), scratch / "engine.log"
     line = subprocess.run(
-        [*SERVE, "--no-spec", "--dry-run", "--engine-tree", str(engine_trees.patched), "--port", str(port)],
+        [*SERVE, "--no-spec", "--dry-run", "--engine-tree", str(tree), "--port", str(port)],
         capture_output=True,
         text=True,
         check=True,
-        env=tool_environment(engine_trees.patched),
+        env=tool_environment(tree),
     ).stdout
     script = scratch / "bin" / "sglang"
     script.parent.mkdir()
     script.write_text(f'#!{sys.executable}\nfrom sglang.cli.main import main\nif __name__ == "__main__":\n    main()\n')
     script.chmod(0o755)
-    environ = tool_environment(engine_trees.patched)
+    environ = tool_environment(tree)
     environ["PATH"] = os.pathsep.join([str(script.parent), environ["PATH"]])
     process = subprocess.Popen(
         ["bash", "-c", f"exec env {line}"],
@@ -172,12 +201,48 @@ def baseline(engine_trees: EngineTrees, tmp_path_factory: pytest.TempPathFactory
         env=environ,
         text=True,
     )
-    try:
+
+    def ready() -> RunningServer:
         until(lambda: "fired up" in log.read_text() or process.poll() is not None, START_S, "the baseline is ready")
         assert process.poll() is None, log.read_text()[-2000:]
-        yield RunningServer(process, f"http://127.0.0.1:{port}", log, {})
+        return RunningServer(process, f"http://127.0.0.1:{port}", log, {})
+
+    try:
+        yield ready
     finally:
         _end(process)
+
+
+SHARED = {"chain": _chain, "tree": _tree, "baseline": _baseline}
+
+
+@pytest.fixture(scope="session")
+def starting(
+    request: pytest.FixtureRequest, engine_trees: EngineTrees, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Ready]]:
+    """Start every shared server that a test of the session asks for: one start by itself leaves a core idle."""
+    asked = set().union(*map(_servers, request.session.items))
+    with contextlib.ExitStack() as stack:
+        yield {
+            name: stack.enter_context(start(engine_trees.patched, tmp_path_factory.mktemp(name)))
+            for name, start in SHARED.items()
+            if name in asked
+        }
+
+
+@pytest.fixture(scope="session")
+def chain(starting: dict[str, Ready]) -> RunningServer:
+    return starting["chain"]()
+
+
+@pytest.fixture(scope="session")
+def tree(starting: dict[str, Ready]) -> RunningServer:
+    return starting["tree"]()
+
+
+@pytest.fixture(scope="session")
+def baseline(starting: dict[str, Ready]) -> RunningServer:
+    return starting["baseline"]()
 
 
 def assert_gone(pids: list[int], seconds: float = 20) -> None:

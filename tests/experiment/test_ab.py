@@ -60,6 +60,7 @@ def record(tmp_path: Path) -> Path:
     return tmp_path / "run.jsonl"
 
 
+@pytest.mark.alone
 def test_a_slower_server_is_found(mock: StartMock, record: Path) -> None:
     run = compare(record, mock(token_s=0.01), mock(token_s=0.02), "--concurrency", "1,3")
     assert [ratio.verdict for ratio in outcome(run).ratios] == ["slower", "slower"]
@@ -78,6 +79,7 @@ def test_blocks_alternate_and_hold_every_request(mock: StartMock, record: Path) 
     assert outcome(run).outputs.compared == 6
 
 
+@pytest.mark.alone
 def test_speculation_is_told_with_its_histogram_and_its_cost(mock: StartMock, record: Path) -> None:
     plain, fast = mock(token_s=0.01), mock(token_s=0.02, burst=3, speculative=True)
     run = compare(record, plain, fast, "--max-tokens", "30", "--goodput", "tpot=0.009")
@@ -112,6 +114,7 @@ def test_a_planted_difference_is_shown(mock: StartMock, record: Path) -> None:
     assert int(first.b.split()[0]) == int(first.a.split()[0]) + 1
 
 
+@pytest.mark.alone
 def test_a_broken_baseline_is_flagged(mock: StartMock, record: Path) -> None:
     """A plain decode step of 40 ms against rounds of 10: no verify pass is cheaper than a decode step."""
     slow, fast = mock(token_s=0.04), mock(token_s=0.01, burst=3, speculative=True)
@@ -120,6 +123,7 @@ def test_a_broken_baseline_is_flagged(mock: StartMock, record: Path) -> None:
     assert "the baseline is broken" in " ".join(outcome(run).warnings)
 
 
+@pytest.mark.alone
 def test_a_machine_that_drifts_is_flagged(mock: StartMock, record: Path) -> None:
     """Only the baseline slows down, by half from its first block to its last."""
     run = compare(record, mock(token_s=0.01, slower=0.02), mock(token_s=0.01), "--rounds", "4", code=74)

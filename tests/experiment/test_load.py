@@ -115,12 +115,14 @@ def test_the_closing_usage_is_no_token() -> None:
     assert (seen.first, seen.last, seen.gaps) == (2.0, 3.0, [1.0])
 
 
+@pytest.mark.alone
 def test_256_streams_take_little_of_a_core(mock: StartMock) -> None:
     """Six thousand tokens a second, each for less than 0.2 ms of the client's processor time, whatever else runs."""
     measured = load.run_block(mock(token_s=0.04, stamps=True), many(MANY), Sampling(max_tokens=60), MANY)
     assert measured.cpu * measured.seconds / (MANY * 60) < 0.2e-3
 
 
+@pytest.mark.alone
 def test_256_streams_wait_less_than_a_millisecond(mock: StartMock, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the server's send to the end of the client's work; the server writes into each event when it sent it.
 
@@ -155,6 +157,7 @@ def without_a_core() -> float:
     return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
 
 
+@pytest.mark.alone
 def test_a_client_that_cannot_keep_up_says_so(mock: StartMock, monkeypatch: pytest.MonkeyPatch) -> None:
     take = Arrivals.take
 

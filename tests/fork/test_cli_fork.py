@@ -182,6 +182,7 @@ def test_every_error_class_has_an_exit_code_of_its_own() -> None:
     assert not {0, 1, 2, 130} & set(codes)
 
 
+@pytest.mark.alone
 def test_version_names_tool_base_and_series_and_is_quick() -> None:
     best = 9.0
     for _ in range(5):

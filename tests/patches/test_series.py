@@ -13,6 +13,7 @@ from tests.patches.series_run import run_series
 
 
 @pytest.mark.engine
+@pytest.mark.alone
 @pytest.mark.timeout(1800)  # some 700 tests on two engines: four and a half minutes on two busy cores
 @pytest.mark.parametrize("base", [*(pytest.param(base, marks=pytest.mark.slow) for base in OLDER), NEWEST])
 def test_each_patch_is_red_on_stock_and_green_on_patched(base: str) -> None:
