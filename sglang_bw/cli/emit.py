@@ -13,10 +13,10 @@ import click
 
 from sglang_bw.cli import planning, refusals
 from sglang_bw.cli.console import err, print_json
-from sglang_bw.cli.preparation import Options, Prepared
+from sglang_bw.cli.preparation import Options, Prepared, consent
 from sglang_bw.cli.refusals import Launch
 from sglang_bw.errors import OutputError
-from sglang_bw.launch import safety
+from sglang_bw.launch import remote_code, safety
 from sglang_bw.launch.deploy import compose, kubernetes, systemd
 from sglang_bw.launch.deploy.deployment import Deployment, File
 from sglang_bw.launch.nodes import UNKNOWN_HEAD
@@ -32,7 +32,7 @@ def run(prepared: Prepared, options: Options) -> int:
     :raises EmitError: this kind of file cannot hold it.
     :raises PlanRefusedError: it will not run; ``--no-check`` writes it all the same.
     """
-    _check(prepared, options)
+    prepared = _check(prepared, options)
     made = _deployment(prepared, options)
     if options.emit == "compose":
         files = compose.files(made)
@@ -50,16 +50,20 @@ def run(prepared: Prepared, options: Options) -> int:
     return 0
 
 
-def _check(prepared: Prepared, options: Options) -> None:
-    command = prepared.command
-    for told in safety.check_remote_code(command, prepared.environ):
+def _check(prepared: Prepared, options: Options) -> Prepared:
+    """Return the launch with the commits whose code may run, which a file carries."""
+    trusted = remote_code.settle(prepared.command, prepared.environ, consent(options))
+    for told in trusted.told:
         err.print(f"warning: {told}", style="yellow", markup=False)
+    prepared = prepared.settled(trusted)
     if options.no_check:
-        return
+        return prepared
+    command = prepared.command
     seen = planning.meant(prepared.recipe, prepared.machine) if command.device == "cuda" else None
     there = prepared.engine.installation.version
     engine = planning.planned(prepared.engine) if there else planning.of_series()
     refusals.check(Launch(prepared.recipe, command, engine, seen), force=options.force)
+    return prepared
 
 
 def _has_key(prepared: Prepared, options: Options) -> bool:
@@ -124,7 +128,8 @@ def _service(prepared: Prepared, options: Options) -> systemd.Service:
 
 
 def _node(prepared: Prepared, options: Options, rank: int | None) -> list[str]:
-    tail = ["--", *options.engine_flags] if options.engine_flags else []
+    engine_flags = [*options.engine_flags, *flags.tokens(prepared.pins)]
+    tail = ["--", *engine_flags] if engine_flags else []
     if prepared.nodes == 1 or rank is None:
         return tail
     if options.head is None:
