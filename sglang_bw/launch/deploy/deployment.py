@@ -13,6 +13,7 @@ import yaml
 from sglang_bw.errors import EmitError
 from sglang_bw.launch import secret
 from sglang_bw.launch.command import Command, is_secret_variable
+from sglang_bw.launch.deploy.needs import Needs
 from sglang_bw.recipes import flags
 from sglang_bw.recipes.flags import Flag
 
@@ -57,6 +58,7 @@ class Deployment:
     :ivar with_key: the engine reads its key from :data:`KEY_CONFIG`.
     :ivar startup_s: how long the load may take.
     :ivar cache_gib: disk for weights from the hub.
+    :ivar needs: what else a node must have.
     :ivar source: the `sglang-bw` line that made it.
     """
 
@@ -69,6 +71,7 @@ class Deployment:
     with_key: bool
     startup_s: int
     cache_gib: int
+    needs: Needs
     source: str
 
     @property
