@@ -131,8 +131,10 @@ def _checked(prepared: Prepared, wish: Options) -> Checked:
     # After the plan, which may refuse for a better reason; before anything is fetched.
     trusted = remote_code.settle(command, environ, consent(wish))
     command = trusted.applied(command)
+    for told in trusted.told:
+        err.print(f"warning: {told}", style="yellow", markup=False)
     host_checks.check(command, prepared.here, engine, prepared.environ, force=wish.force)
-    said += [*trusted.told, *remote_code.elsewhere(command, environ)]
+    said += remote_code.elsewhere(command, environ)
     log = (wish.log or server.default_log(recipe.id, command.port)).absolute()
     return Checked(recipe, command, engine, dict(prepared.environ), log, tuple(filter(None, said)))
 
