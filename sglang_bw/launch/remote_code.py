@@ -16,6 +16,7 @@ from sglang_bw.launch import code_files, hub, pins, weights
 from sglang_bw.launch.command import Command
 from sglang_bw.launch.hub import Wanted
 from sglang_bw.launch.pins import Pin
+from sglang_bw.models import BUNDLED
 from sglang_bw.recipes import flags
 from sglang_bw.recipes.flags import Flag, Flags
 
@@ -110,7 +111,7 @@ class Consent:
 
 
 def sources(command: Command) -> list[Source]:
-    """Return the models whose code a launch runs; none without ``--trust-remote-code``."""
+    """Return the models whose code a launch runs: none without ``--trust-remote-code``, none that the tool brings."""
     if not flags.has(command.flags, FLAG):
         return []
     named = [("target", command.target, "revision")]
@@ -119,10 +120,11 @@ def sources(command: Command) -> list[Source]:
     tokenizer = flags.value(command.flags, "tokenizer-path")
     if tokenizer and tokenizer != command.target:
         named.append(("tokenizer", tokenizer, ""))  # the engine takes it at the target's revision
-    return [
+    found = [
         Source(role, name, flags.value(command.flags, option) if option else None, option, weights.local(name))
         for role, name, option in named
     ]
+    return [source for source in found if not (source.folder and source.folder.is_relative_to(BUNDLED))]
 
 
 def recorded(command: Command) -> Flags:

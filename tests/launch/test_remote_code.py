@@ -289,6 +289,11 @@ def test_a_directory_that_was_pinned_may_not_change(tmp_path: Path) -> None:
     settle(launch, {})
 
 
+def test_what_comes_with_the_tool_is_the_tool(offline: dict[str, str]) -> None:
+    launch = commands.build(lookup.find("tiny"), Hardware(device="cpu"), {}, extra=(Flag("trust-remote-code"),))
+    assert settle(launch, offline, YES) == remote_code.Settled()  # an upgrade may change it
+
+
 def test_code_of_a_third_party_is_told(cache: Path, tmp_path: Path, offline: dict[str, str]) -> None:
     auto = {"AutoConfig": "org/model--configuration.C", "AutoModel": "evil/code--modeling.M"}
     tokens = {"AutoTokenizer": ["evil/tokens--tokenization.T", None]}

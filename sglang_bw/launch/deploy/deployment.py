@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 
 import yaml
 
+from sglang_bw import models
 from sglang_bw.errors import EmitError
 from sglang_bw.launch import secret
 from sglang_bw.launch.command import Command, is_secret_variable
@@ -156,7 +156,6 @@ def _is_path(value: str) -> bool:
 
 
 def _inside(host: str) -> str:
-    bundled = Path(str(resources.files("sglang_bw"))) / "models"
-    if Path(host).is_relative_to(bundled):
-        return f"{BUNDLED}/{Path(host).relative_to(bundled)}"
+    if Path(host).is_relative_to(models.BUNDLED):
+        return f"{BUNDLED}/{Path(host).relative_to(models.BUNDLED)}"
     return f"/models/{Path(host).name}"
