@@ -83,7 +83,7 @@ def _deployment(prepared: Prepared, options: Options, planned: Plan | None) -> D
     version = prepared.version
     ranks = math.ceil(_ranks(prepared) / prepared.nodes)
     gpus = ranks if prepared.command.device == "cuda" else 0
-    known = _weights(prepared, planned, ranks)
+    known = _weights(prepared, planned)
     return Deployment(
         recipe=prepared.recipe.id,
         version=version,
@@ -109,22 +109,27 @@ def _ranks(prepared: Prepared) -> int:
     command_line = prepared.command.flags
     # Attention that is divided by requests shares the GPUs of tensor parallelism; replicas have their own.
     shared = flags.has(command_line, "enable-dp-attention")
-    product = 1
-    for name in ("tp-size", "pp-size", *(() if shared else ("dp-size",))):
-        text = flags.value(command_line, name) or "1"
-        product *= int(text) if text.isascii() and text.isdigit() else 1
-    return product
+    return _divided(prepared) * (1 if shared else _size(prepared, "dp-size"))
 
 
-def _weights(prepared: Prepared, planned: Plan | None, ranks: int) -> int | None:
-    """Return bytes of target and draft: what the recipe has measured, else the plan's, else those of this disk."""
-    memory = prepared.recipe.on(prepared.machine).memory
-    if memory.weights_gib:
-        each = memory.weights_gib + (memory.draft_gib or 0)
-        return math.ceil(each * ranks * prepared.nodes * GIB)
+def _divided(prepared: Prepared) -> int:
+    """Return how many GPUs hold one copy of the weights together."""
+    return _size(prepared, "tp-size") * _size(prepared, "pp-size")
+
+
+def _size(prepared: Prepared, name: str) -> int:
+    text = flags.value(prepared.command.flags, name) or "1"
+    return int(text) if text.isascii() and text.isdigit() else 1
+
+
+def _weights(prepared: Prepared, planned: Plan | None) -> int | None:
+    """Return bytes of target and draft: the plan's, else what the recipe has measured, else those of this disk."""
     if planned:
         models = (planned.models.target, planned.models.draft)
         return sum(model.inventory.total() for model in models if model)
+    memory = prepared.recipe.on(prepared.machine).memory
+    if memory.weights_gib:
+        return math.ceil((memory.weights_gib + (memory.draft_gib or 0)) * _divided(prepared) * GIB)
     command = prepared.command
     folders = [weights.local(name) for name in (command.target, command.draft) if name]
     if not all(folders):

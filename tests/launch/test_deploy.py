@@ -165,6 +165,7 @@ def test_a_pod_asks_for_cores_and_memory() -> None:
     # What the recipe has measured of its weights: 580 GB want a large host.
     huge = ["kimi-k2.5-int4-eagle3", "--no-check", *PINNED]
     assert needed(*huge) == (11, 128)
+    assert needed(huge[0], *PINNED) == (11, 128)  # the plan knows as much
     assert needed(*huge, "--hicache-size", "32")[1] == 8 * 4 + 3 + 8 + 47 + 8 * 32
 
 
