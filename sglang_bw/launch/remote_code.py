@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sglang_bw.errors import UnsafeLaunchError
-from sglang_bw.launch import code_files, hub, pins, weights
+from sglang_bw.launch import code_files, hub, pins, secret, weights
 from sglang_bw.launch.command import Command
 from sglang_bw.launch.hub import Wanted
 from sglang_bw.launch.pins import Pin
@@ -112,7 +112,7 @@ class Consent:
 
 def sources(command: Command) -> list[Source]:
     """Return the models whose code a launch runs: none without ``--trust-remote-code``, none that the tool brings."""
-    if not flags.has(command.flags, FLAG):
+    if not _is_asked(command):
         return []
     named = [("target", command.target, "revision")]
     if command.draft:
@@ -125,6 +125,15 @@ def sources(command: Command) -> list[Source]:
         for role, name, option in named
     ]
     return [source for source in found if not (source.folder and source.folder.is_relative_to(BUNDLED))]
+
+
+def _is_asked(command: Command) -> bool:
+    """Tell whether the engine will run such code: the flag, an abbreviation that its parser takes, or its own file."""
+    if any(flag.name.startswith("trust") and FLAG.startswith(flag.name) for flag in command.flags):
+        return True
+    path = flags.value(command.flags, "config")
+    file = secret.read_config(Path(path)) if path else {}
+    return any(str(key).replace("_", "-") == FLAG and value for key, value in file.items())
 
 
 def recorded(command: Command) -> Flags:

@@ -90,6 +90,18 @@ def test_nothing_is_asked_without_the_flag() -> None:
     assert settle(command("--no-trust-remote-code", args={}), {}) == remote_code.Settled()
 
 
+def test_the_flag_in_every_form_that_the_engine_takes(tmp_path: Path, offline: dict[str, str]) -> None:
+    config = tmp_path / "engine.yaml"
+    for text in ("trust-remote-code: true", "trust_remote_code: true"):
+        config.write_text(text)
+        assert "no commit is pinned" in refused(command("--config", str(config), args={}), offline).message
+    for name in ("--trust-rem", "--trust-remote", "--trust-remote-code"):
+        assert "no commit is pinned" in refused(command(name, args={}), offline).message
+    config.write_text("trust-remote-code: false\nport: 1")
+    for harmless in (("--config", str(config)), ("--trust-mm-content-hashes",)):
+        assert settle(command(*harmless, args={}), offline) == remote_code.Settled()
+
+
 def test_a_whole_commit_on_the_command_line_is_enough(offline: dict[str, str]) -> None:
     told = settle(command("--revision", COMMIT), offline).told
     assert told == ("code of org/model at 0123456789ab will run (trust-remote-code)",)
