@@ -12,9 +12,9 @@ from sglang_bw.fork.verify import State
 from sglang_bw.host import boards, fingerprint, nvml, probes
 from sglang_bw.host.boards import Board
 from sglang_bw.host.gpus import Gpus
+from sglang_bw.launch import code_source, remote_code, selection
 from sglang_bw.launch import command as commands
 from sglang_bw.launch import engine as engines
-from sglang_bw.launch import remote_code, selection
 from sglang_bw.launch.command import Command
 from sglang_bw.launch.engine import Engine
 from sglang_bw.plan.question import PlannedEngine, Question
@@ -69,7 +69,7 @@ def _of_serve(command: Command, name: str) -> tuple[str, ...]:
     """Return what `serve` will want that has nothing to do with the machine."""
     if not (who := remote_code.unpinned(command)):
         return ()
-    told = f"`serve` will ask for a commit: {remote_code.FLAG} runs code of {who}, and none is pinned; "
+    told = f"`serve` will ask for a commit: {code_source.FLAG} runs code of {who}, and none is pinned; "
     return (f"{told}`sglang-bw serve {name} --pin` looks it up and records it",)
 
 

@@ -75,14 +75,13 @@ def find(model: str, ref: str = DEFAULT_REF) -> Pin | None:
     return pin
 
 
-def holding(model: str, commit: str) -> Pin | None:
-    """Return the record that trusts a commit of a model, under whatever branch; ``None`` when there is none."""
+def of(model: str) -> list[Pin]:
+    """Return the records of a model, one for each branch; damaged ones are left out."""
+    found = []
     for path in sorted(root().glob("*.json")):
         with contextlib.suppress(OSError, ValidationError):
-            pin = Pin.model_validate_json(path.read_bytes())
-            if (pin.model, pin.commit) == (model, commit):
-                return pin
-    return None
+            found.append(Pin.model_validate_json(path.read_bytes()))
+    return [pin for pin in found if pin.model == model]
 
 
 def record(model: str, ref: str, commit: str) -> Pin:

@@ -12,51 +12,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sglang_bw.errors import UnsafeLaunchError
-from sglang_bw.launch import code_files, hub, pins, secret, weights
+from sglang_bw.launch import code_files, hub, pins
+from sglang_bw.launch.code_source import FLAG, Source, sources
 from sglang_bw.launch.command import Command
 from sglang_bw.launch.hub import Wanted
 from sglang_bw.launch.pins import Pin
-from sglang_bw.models import BUNDLED
 from sglang_bw.recipes import flags
 from sglang_bw.recipes.flags import Flag, Flags
 
-FLAG = "trust-remote-code"
-_DRAFT_REVISION = "speculative-draft-model-revision"
 # Whether the hub has moved on is good to know, and no reason to wait.
 _COURTESY_S = 3.0
 _HUB = "https://huggingface.co"
-
-
-@dataclass(frozen=True)
-class Source:
-    """A model whose code a launch runs.
-
-    :ivar role: ``target``, ``draft`` or ``tokenizer``.
-    :ivar revision: as the command line has it.
-    :ivar option: the flag that sets the revision; empty where the engine has none.
-    :ivar folder: where it lies on this disk; ``None`` for one of the hub.
-    """
-
-    role: str
-    name: str
-    revision: str | None = None
-    option: str = ""
-    folder: Path | None = None
-
-    @property
-    def is_pinned(self) -> bool:
-        """Whether the command line names a whole commit."""
-        return bool(self.option and self.revision and hub.COMMIT.fullmatch(self.revision))
-
-    @property
-    def is_loose(self) -> bool:
-        """Whether somebody else may change what runs."""
-        return self.folder is None and not self.is_pinned
-
-    @property
-    def title(self) -> str:
-        """Role and name, and the revision where it is no commit."""
-        return f"the {self.role} {self.name}" + (f" at {self.revision!r}" if self.revision else "")
 
 
 @dataclass(frozen=True)
@@ -108,32 +74,6 @@ class Consent:
     def says(self) -> str:
         """What becomes of something that was not trusted before."""
         return "is trusted from now on" if self.kept else "would be trusted; nothing is recorded now"
-
-
-def sources(command: Command) -> list[Source]:
-    """Return the models whose code a launch runs: none without ``--trust-remote-code``, none that the tool brings."""
-    if not _is_asked(command):
-        return []
-    named = [("target", command.target, "revision")]
-    if command.draft:
-        named.append(("draft", command.draft, _DRAFT_REVISION))
-    tokenizer = flags.value(command.flags, "tokenizer-path")
-    if tokenizer and tokenizer != command.target:
-        named.append(("tokenizer", tokenizer, ""))  # the engine takes it at the target's revision
-    found = [
-        Source(role, name, flags.value(command.flags, option) if option else None, option, weights.local(name))
-        for role, name, option in named
-    ]
-    return [source for source in found if not (source.folder and source.folder.is_relative_to(BUNDLED))]
-
-
-def _is_asked(command: Command) -> bool:
-    """Tell whether the engine will run such code: the flag, an abbreviation that its parser takes, or its own file."""
-    if any(flag.name.startswith("trust") and FLAG.startswith(flag.name) for flag in command.flags):
-        return True
-    path = flags.value(command.flags, "config")
-    file = secret.read_config(Path(path)) if path else {}
-    return any(str(key).replace("_", "-") == FLAG and value for key, value in file.items())
 
 
 def recorded(command: Command) -> Flags:
@@ -232,7 +172,7 @@ def elsewhere(command: Command, environ: Mapping[str, str]) -> Iterator[str]:
 
 def _pinned(source: Source, command: Command, environ: Mapping[str, str], consent: Consent) -> Iterator[str]:
     commit = source.revision or ""
-    pin = pins.holding(source.name, commit)
+    pin = next((pin for pin in pins.of(source.name) if pin.commit == commit), None)
     since = f", trusted here on {pin.date}" if pin else ""
     yield f"code of {source.name} at {commit[:12]} will run ({FLAG}{since})"
     if pin is None or not consent.asks or hub.is_offline(environ) or hub.is_modelscope(environ):
@@ -247,9 +187,10 @@ def _pinned(source: Source, command: Command, environ: Mapping[str, str], consen
 
 
 def _by_hand(source: Source, consent: Consent) -> Iterator[tuple[str, str, str]]:
-    """Yield a commit that the user named and wants recorded."""
-    if consent.given and source.revision and pins.holding(source.name, source.revision) is None:
-        yield source.name, pins.DEFAULT_REF, source.revision
+    """Yield a commit that the user named and wants recorded: in place of the model's only record, else for main."""
+    known = pins.of(source.name)
+    if consent.given and source.revision and source.revision not in [pin.commit for pin in known]:
+        yield source.name, known[0].ref if len(known) == 1 else pins.DEFAULT_REF, source.revision
 
 
 @dataclass(frozen=True)

@@ -224,6 +224,9 @@ def test_a_commit_of_another_branch_stays_there(online: tuple[Hub, dict[str, str
     assert (pins.root() / "org--model@v1.0--beta.json").is_file()
     settle(remote_code.with_records(command("--revision", "v1.0/beta")), environ, YES)
     assert remote_code.recorded(command()) == ()
+    settle(command("--revision", NEWER), environ, YES)  # as the line about a hub that has moved on says
+    assert remote_code.recorded(command("--revision", "v1.0/beta")) == (Flag("revision", (NEWER,)),)
+    assert remote_code.recorded(command()) == ()
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"commit": "main"}', json.dumps({"model": "org/evil"})])
