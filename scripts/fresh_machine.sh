@@ -40,7 +40,7 @@ try() { # PYTHON
         if runuser -u "$user" -- "$python" -c pass 2>/dev/null; then
             as=(runuser -u "$user" --)
         else
-            echo "python $1: $python is not readable by a new user; an empty home instead"
+            echo "python $1: $python does not run as a new user: not readable, or its library is not; an empty home instead"
             userdel "$user"
             user=''
         fi

@@ -30,8 +30,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    # No test, and no program that a test starts, writes into the ledger of whoever runs the tests.
-    os.environ["SGLANG_BW_LEDGER"] = str(Path(tempfile.mkdtemp(prefix="sglang-bw-tests-")) / "ledger.sqlite3")
+    # No test, and no program that a test starts, writes into the ledger of whoever runs the tests, or sees what they
+    # have started and trusted.
+    scratch = Path(tempfile.mkdtemp(prefix="sglang-bw-tests-"))
+    os.environ["SGLANG_BW_LEDGER"] = str(scratch / "ledger.sqlite3")
+    os.environ["XDG_STATE_HOME"] = str(scratch / "state")
     # A shell starts background jobs with SIGINT ignored, and children inherit that: tests send it.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

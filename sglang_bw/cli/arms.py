@@ -14,7 +14,7 @@ from sglang_bw.experiment.arm import ArmPlan, Name
 from sglang_bw.host import nvml
 from sglang_bw.launch import command as commands
 from sglang_bw.launch import device as devices
-from sglang_bw.launch import selection
+from sglang_bw.launch import remote_code, selection
 from sglang_bw.launch.command import Command
 from sglang_bw.launch.engine import Engine
 from sglang_bw.recipes import flags
@@ -103,7 +103,7 @@ class _Builder:
         )
         command = _without(command, [key for key, value in changed.items() if value in (False, None)])
         env = {key: value for key, value in (changes or {}).items() if _ENV_NAME.fullmatch(key)}
-        command = replace(command, env={**command.env, **env})
+        command = remote_code.with_records(replace(command, env={**command.env, **env}))
         asked = {key: str(value) for key, value in changed.items()}
         return ArmPlan(name, says, command.url, command, asked, command.api_key)
 

@@ -26,7 +26,7 @@ from sglang_bw.experiment.pair import Pair
 from sglang_bw.experiment.settings import Settings
 from sglang_bw.experiment.verdict import Limits
 from sglang_bw.launch import engine as engines
-from sglang_bw.launch import selection, weights
+from sglang_bw.launch import remote_code, selection, weights
 from sglang_bw.launch import server as servers
 from sglang_bw.launch.engine import Engine
 from sglang_bw.ledger.record import RunRecord
@@ -129,6 +129,7 @@ def _check(engine: Engine, plans: tuple[ArmPlan, ArmPlan], name: str, vs: str | 
     for plan in plans:
         if plan.command:
             weights.check_command(plan.command)
+            remote_code.demand(plan.command, engine.environment())
 
 
 def _port(plan: ArmPlan) -> int:

@@ -8,19 +8,25 @@ import os
 import shlex
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from sglang_bw.cli import planning, refusals
 from sglang_bw.cli.console import err, print_json
-from sglang_bw.cli.preparation import Options, Prepared
+from sglang_bw.cli.preparation import Options, Prepared, consent
 from sglang_bw.cli.refusals import Launch
 from sglang_bw.errors import OutputError
-from sglang_bw.launch import safety
-from sglang_bw.launch.deploy import compose, kubernetes, systemd
+from sglang_bw.host.gpus import GIB
+from sglang_bw.launch import remote_code, safety, weights
+from sglang_bw.launch.command import Command
+from sglang_bw.launch.deploy import compose, kubernetes, needs, systemd
 from sglang_bw.launch.deploy.deployment import Deployment, File
 from sglang_bw.launch.nodes import UNKNOWN_HEAD
 from sglang_bw.recipes import flags, lookup
+
+if TYPE_CHECKING:
+    from sglang_bw.plan.plan import Plan
 
 FORMS = ("compose", "systemd", "kubernetes")
 _CACHE_GIB = 100
@@ -32,8 +38,8 @@ def run(prepared: Prepared, options: Options) -> int:
     :raises EmitError: this kind of file cannot hold it.
     :raises PlanRefusedError: it will not run; ``--no-check`` writes it all the same.
     """
-    _check(prepared, options)
-    made = _deployment(prepared, options)
+    prepared, planned = _check(prepared, options)
+    made = _deployment(prepared, options, planned)
     if options.emit == "compose":
         files = compose.files(made)
     elif options.emit == "kubernetes":
@@ -50,16 +56,19 @@ def run(prepared: Prepared, options: Options) -> int:
     return 0
 
 
-def _check(prepared: Prepared, options: Options) -> None:
-    command = prepared.command
-    for told in safety.check_remote_code(command, prepared.environ):
+def _check(prepared: Prepared, options: Options) -> tuple[Prepared, Plan | None]:
+    """Return the launch with the commits whose code may run, which a file carries; and its plan, if there is one."""
+    trusted = remote_code.settle(prepared.command, prepared.environ, consent(options))
+    for told in trusted.told:
         err.print(f"warning: {told}", style="yellow", markup=False)
+    prepared = prepared.settled(trusted)
     if options.no_check:
-        return
+        return prepared, None
+    command = prepared.command
     seen = planning.meant(prepared.recipe, prepared.machine) if command.device == "cuda" else None
     there = prepared.engine.installation.version
     engine = planning.planned(prepared.engine) if there else planning.of_series()
-    refusals.check(Launch(prepared.recipe, command, engine, seen), force=options.force)
+    return prepared, refusals.check(Launch(prepared.recipe, command, engine, seen), force=options.force)
 
 
 def _has_key(prepared: Prepared, options: Options) -> bool:
@@ -70,11 +79,11 @@ def _has_key(prepared: Prepared, options: Options) -> bool:
     return reachable and not options.is_open
 
 
-def _deployment(prepared: Prepared, options: Options) -> Deployment:
+def _deployment(prepared: Prepared, options: Options, planned: Plan | None) -> Deployment:
     version = prepared.version
-    gpus = 0
-    if prepared.command.device == "cuda":
-        gpus = math.ceil(_gpus(prepared) / prepared.nodes)
+    ranks = math.ceil(_ranks(prepared) / prepared.nodes)
+    gpus = ranks if prepared.command.device == "cuda" else 0
+    known = _weights(prepared, planned)
     return Deployment(
         recipe=prepared.recipe.id,
         version=version,
@@ -84,7 +93,8 @@ def _deployment(prepared: Prepared, options: Options) -> Deployment:
         gpus=gpus,
         with_key=_has_key(prepared, options),
         startup_s=math.ceil(options.startup_timeout),
-        cache_gib=_cache_gib(prepared, gpus),
+        cache_gib=_cache_gib(prepared.command, known),
+        needs=needs.of(prepared.command, ranks, known),
         source=f"sglang-bw {shlex.join(_said())}",
     )
 
@@ -94,19 +104,43 @@ def _said() -> list[str]:
     return sys.argv[1:] if Path(sys.argv[0]).name in ("sglang-bw", "__main__.py") else ["serve", "--emit"]
 
 
-def _gpus(prepared: Prepared) -> int:
-    product = 1
-    for name in ("tp-size", "pp-size"):
-        text = flags.value(prepared.command.flags, name) or "1"
-        product *= int(text) if text.isascii() and text.isdigit() else 1
-    return product
+def _ranks(prepared: Prepared) -> int:
+    """Return the processes that compute, on all nodes; one a GPU."""
+    command_line = prepared.command.flags
+    # Attention that is divided by requests shares the GPUs of tensor parallelism; replicas have their own.
+    shared = flags.has(command_line, "enable-dp-attention")
+    return _divided(prepared) * (1 if shared else _size(prepared, "dp-size"))
 
 
-def _cache_gib(prepared: Prepared, gpus: int) -> int:
-    """Return disk for the weights: what the recipe knows of them and a quarter more, or a guess."""
+def _divided(prepared: Prepared) -> int:
+    """Return how many GPUs hold one copy of the weights together."""
+    return _size(prepared, "tp-size") * _size(prepared, "pp-size")
+
+
+def _size(prepared: Prepared, name: str) -> int:
+    text = flags.value(prepared.command.flags, name) or "1"
+    return int(text) if text.isascii() and text.isdigit() else 1
+
+
+def _weights(prepared: Prepared, planned: Plan | None) -> int | None:
+    """Return bytes of target and draft: the plan's, else what the recipe has measured, else those of this disk."""
+    if planned:
+        models = (planned.models.target, planned.models.draft)
+        return sum(model.inventory.total() for model in models if model)
     memory = prepared.recipe.on(prepared.machine).memory
-    known = (memory.weights_gib or 0) + (memory.draft_gib or 0)
-    return max(_CACHE_GIB, math.ceil(known * max(gpus, 1) * prepared.nodes * 1.25))
+    if memory.weights_gib:
+        return math.ceil((memory.weights_gib + (memory.draft_gib or 0)) * _divided(prepared) * GIB)
+    command = prepared.command
+    folders = [weights.local(name) for name in (command.target, command.draft) if name]
+    if not all(folders):
+        return None
+    return sum(path.stat().st_size for folder in folders if folder for path in folder.glob("*.safetensors"))
+
+
+def _cache_gib(command: Command, known: int | None) -> int:
+    """Return disk for what comes from the hub and for compiled kernels: the weights and a quarter more, or a guess."""
+    is_fetched = any(name and not weights.local(name) for name in (command.target, command.draft))
+    return max(_CACHE_GIB, math.ceil((known or 0) / GIB * 1.25) if is_fetched else 0)
 
 
 def _service(prepared: Prepared, options: Options) -> systemd.Service:
@@ -124,7 +158,8 @@ def _service(prepared: Prepared, options: Options) -> systemd.Service:
 
 
 def _node(prepared: Prepared, options: Options, rank: int | None) -> list[str]:
-    tail = ["--", *options.engine_flags] if options.engine_flags else []
+    engine_flags = [*options.engine_flags, *flags.tokens(prepared.pins)]
+    tail = ["--", *engine_flags] if engine_flags else []
     if prepared.nodes == 1 or rank is None:
         return tail
     if options.head is None:

@@ -12,11 +12,12 @@ from sglang_bw.cli import completion, detached, emit, foreground, host_checks, p
 from sglang_bw.cli.console import err, print_json
 from sglang_bw.cli.foreground import Checked
 from sglang_bw.cli.options import ALLOW_STOCK, DEVICE, ENGINE_PYTHON, ENGINE_TREE, STARTUP_TIMEOUT
-from sglang_bw.cli.preparation import Options, Prepared, prepare
+from sglang_bw.cli.preparation import Options, Prepared, consent, prepare
 from sglang_bw.cli.refusals import Launch
+from sglang_bw.errors import UnsafeLaunchError
 from sglang_bw.launch import command as commands
 from sglang_bw.launch import port as ports
-from sglang_bw.launch import safety, server, weights
+from sglang_bw.launch import remote_code, safety, server, weights
 from sglang_bw.launch.command import PASTED_CONFIG, Command
 from sglang_bw.launch.engine import Engine
 from sglang_bw.recipes import flags
@@ -68,6 +69,9 @@ def _not_empty(_ctx: click.Context, _param: click.Parameter, value: str | None) 
 @click.option("--nodes", type=click.IntRange(1, 256), help="Machines that serve it together; else the recipe's.")
 @click.option("--node-rank", type=click.IntRange(min=0), help="Which of them this one is, from 0.")
 @click.option("--head", metavar="ADDR:PORT", callback=_not_empty, help="Where node 0 is found by the others.")
+@click.option(
+    "--pin", is_flag=True, help="Trust the code of the recipe's models at the commits found, and remember them."
+)
 @click.option("--force", "--yes", "force", is_flag=True, help="Go on where the plan, or a check of this host, refuses.")
 @click.option("--dry-run", is_flag=True, help="Print the `sglang serve` line and its environment, start nothing.")
 @ALLOW_STOCK
@@ -125,8 +129,12 @@ def _checked(prepared: Prepared, wish: Options) -> Checked:
         command = prepared.baseline()
         _say_baseline(cell)
     # After the plan, which may refuse for a better reason; before anything is fetched.
-    said += safety.check_remote_code(command, environ)
+    trusted = remote_code.settle(command, environ, consent(wish))
+    command = trusted.applied(command)
+    for told in trusted.told:
+        err.print(f"warning: {told}", style="yellow", markup=False)
     host_checks.check(command, prepared.here, engine, prepared.environ, force=wish.force)
+    said += remote_code.elsewhere(command, environ)
     log = (wish.log or server.default_log(recipe.id, command.port)).absolute()
     return Checked(recipe, command, engine, dict(prepared.environ), log, tuple(filter(None, said)))
 
@@ -142,6 +150,7 @@ def _say_baseline(cell: Cell) -> None:
 
 
 def _print_dry_run(prepared: Prepared, wish: Options) -> None:
+    prepared = _with_commits(prepared, wish)
     command, engine = prepared.command, prepared.engine
     if problem := refusals.only_for_gpus(prepared.recipe, command):
         err.print(f"note: {problem.message}; --device cuda prints the line for GPUs", style="yellow", markup=False)
@@ -163,6 +172,21 @@ def _print_dry_run(prepared: Prepared, wish: Options) -> None:
     if missing := engine.installation.error():
         click.echo(f"note: {missing.message}", err=True)
         click.echo(f"hint: {missing.hint}", err=True)
+
+
+def _with_commits(prepared: Prepared, wish: Options) -> Prepared:
+    """Say whose code would run; without --pin a missing commit is told, and the line printed as it is."""
+    try:
+        trusted = remote_code.settle(prepared.command, {**prepared.environ, **prepared.command.env}, consent(wish))
+    except UnsafeLaunchError as error:
+        if wish.pin:
+            raise
+        err.print(f"note: `serve` will refuse this: {error.message}", style="yellow", markup=False)
+        err.print(f"hint: {error.hint}", markup=False)
+        return prepared
+    for told in trusted.told:
+        err.print(f"note: {told}", style="yellow", markup=False)
+    return prepared.settled(trusted)
 
 
 def _with_tree(command: Command, engine: Engine) -> Command:

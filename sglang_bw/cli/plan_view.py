@@ -63,6 +63,8 @@ def _findings(plan: Plan) -> None:
         _entry(severity, f"--{translation.flag.name}", translation.reason, instead, "")
     for misfit in plan.misfits:
         _entry("warning", "the recipe's machine", misfit, "", "")
+    for warning in plan.question.warnings:
+        _entry("warning", "the start", warning, "", "")
     for finding in plan.findings:
         _entry(finding.severity, finding.rule, finding.reason, finding.fix, finding.reference)
 

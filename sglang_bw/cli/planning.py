@@ -12,9 +12,10 @@ from sglang_bw.fork.verify import State
 from sglang_bw.host import boards, fingerprint, nvml, probes
 from sglang_bw.host.boards import Board
 from sglang_bw.host.gpus import Gpus
+from sglang_bw.launch import code_source, remote_code, selection
 from sglang_bw.launch import command as commands
 from sglang_bw.launch import engine as engines
-from sglang_bw.launch import selection
+from sglang_bw.launch.command import Command
 from sglang_bw.launch.engine import Engine
 from sglang_bw.plan.question import PlannedEngine, Question
 from sglang_bw.plan.resolve import EngineFiles
@@ -59,7 +60,17 @@ def question(wish: Wish) -> Question:
     extra, note = divided(wish.name, wish.extra, machine.count if wish.gpus else 1)
     notes = (*notes, note) if note else notes
     command = commands.build(recipe, machine, {}, speculate=wish.speculate, extra=extra, version=engine.version)
-    return of_command(recipe, command.flags, command.env, machine, board, engine, wish=wish, notes=notes)
+    command = remote_code.with_records(command)
+    made = of_command(recipe, command.flags, command.env, machine, board, engine, wish=wish, notes=notes)
+    return replace(made, warnings=_of_serve(command, wish.name))
+
+
+def _of_serve(command: Command, name: str) -> tuple[str, ...]:
+    """Return what `serve` will want that has nothing to do with the machine."""
+    if not (who := remote_code.unpinned(command)):
+        return ()
+    told = f"`serve` will ask for a commit: {code_source.FLAG} runs code of {who}, and none is pinned; "
+    return (f"{told}`sglang-bw serve {name} --pin` looks it up and records it",)
 
 
 def divided(name: str, extra: Flags, count: int) -> tuple[Flags, str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,11 +19,12 @@ from sglang_bw.launch import command as commands
 from sglang_bw.launch import device as devices
 from sglang_bw.launch import engine as engines
 from sglang_bw.launch import nodes as clusters
-from sglang_bw.launch import preflight, secret, selection
+from sglang_bw.launch import preflight, remote_code, secret, selection
 from sglang_bw.launch.command import Command
 from sglang_bw.launch.engine import Engine
 from sglang_bw.launch.nodes import Nodes
 from sglang_bw.launch.probe import seed
+from sglang_bw.launch.remote_code import Consent, Settled
 from sglang_bw.recipes import flags
 from sglang_bw.recipes.flags import Flag, Flags
 from sglang_bw.recipes.schema import DEVICES, Device, Hardware, Recipe
@@ -45,6 +48,7 @@ class Options:
     nodes: int | None
     node_rank: int | None
     head: str | None
+    pin: bool
     force: bool
     dry_run: bool
     allow_stock: bool
@@ -89,6 +93,7 @@ class Prepared:
     :ivar environ: the engine's environment before anything that the launch adds.
     :ivar version: of the engine that the flags are for.
     :ivar nodes: how many machines; 1 for this one alone.
+    :ivar pins: revisions that nobody typed: commits that the user has trusted here.
     """
 
     recipe: Recipe
@@ -101,6 +106,7 @@ class Prepared:
     extra: Flags
     version: str
     nodes: int
+    pins: Flags = ()
 
     def baseline(self) -> Command:
         """Return the same launch without speculation."""
@@ -114,7 +120,11 @@ class Prepared:
             extra=self.extra,
             version=self.version,
         )
-        return replace(plain, env={**plain.env, **self.command.env})
+        return remote_code.with_records(replace(plain, env={**plain.env, **self.command.env}))
+
+    def settled(self, found: Settled) -> Prepared:
+        """Return the launch with commits that have just been found."""
+        return replace(self, command=found.applied(self.command), pins=(*self.pins, *found.flags))
 
     def on_node(self, rank: int) -> Command:
         """Return the command of another node."""
@@ -161,8 +171,24 @@ def prepare(options: Options) -> Prepared:
         command = replace(command, env={**command.env, **preflight.visible(options.gpus, here)})
     if not options.emit:  # what was measured here says nothing of where a file will be used
         command = _seeded(command, recipe)
+    pins = remote_code.recorded(command)
+    command = Settled(pins).applied(command)
     nodes = place.count if place else 1
-    return Prepared(recipe, command, engine, machine, here, visible, environ, extra, version, nodes)
+    return Prepared(recipe, command, engine, machine, here, visible, environ, extra, version, nodes, pins)
+
+
+def consent(options: Options) -> Consent:
+    """Return what the user said about code of models, and the command that says yes."""
+    given = sys.argv[1:] if Path(sys.argv[0]).name in ("sglang-bw", "__main__.py") else []
+    words = given[: given.index("--")] if "--" in given else given
+    words = [word for word in words if word not in ("--dry-run", "--pin")]
+    engine_flags = _parse(options.engine_flags)
+    if not words or secret.of(engine_flags):  # a key is not said again
+        words, engine_flags = ["serve", options.name], ()
+    tail = ["--", *options.engine_flags] if engine_flags else []
+    again = shlex.join(["sglang-bw", *words, "--pin", *tail])
+    asks = options.pin or not options.dry_run
+    return Consent(given=options.pin, kept=not options.dry_run, asks=asks, again=again)
 
 
 def _seeded(command: Command, recipe: Recipe) -> Command:

@@ -20,7 +20,7 @@ from sglang_bw.launch import command as commands
 from sglang_bw.launch import device as devices
 from sglang_bw.launch import engine as engines
 from sglang_bw.launch import port as ports
-from sglang_bw.launch import selection, weights
+from sglang_bw.launch import remote_code, selection, weights
 from sglang_bw.launch.command import DEFAULT_HOST, Command
 from sglang_bw.launch.engine import Engine
 from sglang_bw.ledger.store import Ledger
@@ -90,6 +90,7 @@ def tune(name: str, draft: str | None, **options: Any) -> int:
         return 0
     engine.check(recipe, allow_stock=options["allow_stock"])
     weights.check_command(own)
+    remote_code.demand(own, launcher.environ)
     end_like_ctrl_c(signal.SIGTERM)
     return _search(recipe, launcher, space, options)
 
@@ -116,10 +117,11 @@ class _Launcher:
         version = self.engine.installation.version
         plain = commands.build(self.recipe, self.machine, self.environ, host=DEFAULT_HOST, port=port, version=version)
         extra, speculates = spaces.flags_of(choice, plain.flags)
-        return commands.build(
+        made = commands.build(
             self.recipe, self.machine, self.environ,
             host=DEFAULT_HOST, port=port, speculate=speculates, extra=extra, version=version,
         )  # fmt: skip
+        return remote_code.with_records(made)
 
     def forbids(self, command: Command) -> str:
         from sglang_bw.cli import planning, refusals

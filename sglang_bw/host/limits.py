@@ -12,7 +12,7 @@ _GROUP = Group("Host")
 _DOCKER_SHM = 64 * MIB  # what Docker gives a container by default
 _SHM_ENOUGH = 8 * GIB
 # Reported: loaders of 500 GB checkpoints were killed below it (Kimi-K2.5, MiniMax-M2.5 on 8 and 2 boards).
-_HUGE_MODEL_HOST = 128 * GIB
+HUGE_MODEL_HOST = 128 * GIB
 _HUGE_MODEL_GPUS = 256 * GIB
 
 
@@ -72,7 +72,7 @@ def _host_memory(system: System, gpus: Gpus) -> Finding:
     capped = f", this container may use {limit / GIB:.0f} GiB" if limit and limit < total else ""
     says = f"{total / GIB:.0f} GiB, {free / GIB:.0f} GiB available{capped}"
     boards = sum(gpu.memory or 0 for gpu in gpus.boards)
-    if boards > _HUGE_MODEL_GPUS and ours < _HUGE_MODEL_HOST:
+    if boards > _HUGE_MODEL_GPUS and ours < HUGE_MODEL_HOST:
         return _GROUP.warn(
             "host memory",
             f"{says}; the GPUs have {boards / GIB:.0f} GiB",

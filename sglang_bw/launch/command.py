@@ -6,13 +6,13 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 
 from sglang_bw.errors import RecipeError
 from sglang_bw.launch import device as devices
 from sglang_bw.launch import secret
 from sglang_bw.launch.nodes import UNKNOWN_HEAD, Nodes
+from sglang_bw.models import BUNDLED
 from sglang_bw.recipes import flags, releases
 from sglang_bw.recipes.flags import Flag, Flags
 from sglang_bw.recipes.schema import Device, Draft, Hardware, Recipe, Speculation, Weights
@@ -178,7 +178,7 @@ def location(weights: Weights) -> str:
     if weights.id is not None:
         return weights.id
     if weights.bundled is not None:
-        return str(Path(str(resources.files("sglang_bw"))) / "models" / weights.bundled)
+        return str(BUNDLED / weights.bundled)
     return str(weights.path)
 
 

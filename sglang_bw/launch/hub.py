@@ -8,6 +8,7 @@ been fetched stays in the cache and is not fetched again.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -33,6 +34,8 @@ _NOT_NEEDED = {".png", ".jpg", ".jpeg", ".gif", ".webp", ".svg", ".mp4", ".pdf"}
 _LOGIN = "For a gated model accept its terms on the hub, then `hf auth login`."
 _UNREACHED = "the hub cannot be reached"
 _TRUE = ("1", "on", "yes", "true")
+# Names and short hashes can be given to other commits; a whole hash cannot.
+COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True)
@@ -73,9 +76,9 @@ class Remote:
 
 def wanted(command: Command, environ: Mapping[str, str]) -> Iterator[Wanted]:
     """Yield the models of a launch that are neither local nor made up, and that the hub serves."""
-    if environ.get("SGLANG_USE_MODELSCOPE", "").lower() in _TRUE:
+    if is_modelscope(environ):
         return
-    cache = Path(flags.value(command.flags, "download-dir") or _cache(environ)).expanduser()
+    cache = cache_of(command, environ)
     target_format = flags.value(command.flags, "load-format") or "auto"
     draft_format = flags.value(command.flags, "speculative-draft-load-format") or target_format
     # Of other formats the engine knows best which files it reads.
@@ -83,6 +86,16 @@ def wanted(command: Command, environ: Mapping[str, str]) -> Iterator[Wanted]:
         yield Wanted("target", command.target, flags.value(command.flags, "revision"), cache)
     if command.draft and draft_format in ("auto", "safetensors") and not weights.local(command.draft):
         yield Wanted("draft", command.draft, flags.value(command.flags, "speculative-draft-model-revision"), cache)
+
+
+def cache_of(command: Command, environ: Mapping[str, str]) -> Path:
+    """Return the hub's cache folder as the engine of a launch will take it."""
+    return Path(flags.value(command.flags, "download-dir") or _cache(environ)).expanduser()
+
+
+def is_modelscope(environ: Mapping[str, str]) -> bool:
+    """Tell whether the engine asks another hub, of which nothing is known here."""
+    return environ.get("SGLANG_USE_MODELSCOPE", "").lower() in _TRUE
 
 
 def _cache(environ: Mapping[str, str]) -> Path:
@@ -108,25 +121,52 @@ def cached(model: Wanted, commit: str | None = None) -> Path | None:
     return None
 
 
+def noted(model: Wanted) -> str:
+    """Return the commit that the cache notes for a branch or tag, by default main; empty when it notes none."""
+    try:
+        text = (_folder(model) / "refs" / (model.revision or "main")).read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""
+    return text if COMMIT.fullmatch(text) else ""
+
+
+def head(model: Wanted, environ: Mapping[str, str], timeout_s: float = TIMEOUT_S) -> tuple[str, str]:
+    """Ask the hub for the commit that a branch or tag is at now.
+
+    :return: the commit, and an empty string; or an empty string, and why there is none.
+    """
+    info, problem = _info(model, environ, timeout_s, files=False)
+    commit = (info.sha if info else None) or ""
+    if not problem and not COMMIT.fullmatch(commit):
+        return "", f"the hub answers no commit: {commit[:60]!r}"
+    return commit, problem
+
+
 def look(model: Wanted, environ: Mapping[str, str]) -> Remote:
     """Ask the hub what a model consists of; one request, nothing is fetched."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
-    try:
-        api = HfApi(endpoint=environ.get("HF_ENDPOINT") or None)
-        info = api.model_info(model.name, revision=model.revision, files_metadata=True, timeout=TIMEOUT_S)
-    except HfHubHTTPError as error:
-        return Remote(model, problem=_refusal(model, error))
-    except HFValidationError as error:
-        return Remote(model, problem=f"{model.name!r} is no model id: {error}")
-    except Exception as error:  # httpx's or requests', by the library's release
-        return Remote(model, problem=f"{_UNREACHED}: {type(error).__name__}: {error}")
+    info, problem = _info(model, environ, TIMEOUT_S, files=True)
+    if info is None:
+        return Remote(model, problem=problem)
     files = {file.rfilename: file.size or 0 for file in _needed(info.siblings or [])}
     hashes = {file.rfilename: (file.lfs.sha256 if file.lfs else file.blob_id) for file in info.siblings or []}
     commit = info.sha or ""
     missing = {name: size for name, size in files.items() if not _has(model, commit, name, hashes[name])}
     return Remote(model, commit, missing, sum(files.values()))
+
+
+def _info(model: Wanted, environ: Mapping[str, str], timeout_s: float, *, files: bool) -> tuple[Any, str]:
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        api = HfApi(endpoint=environ.get("HF_ENDPOINT") or None)
+        return api.model_info(model.name, revision=model.revision, files_metadata=files, timeout=timeout_s), ""
+    except HfHubHTTPError as error:
+        return None, _refusal(model, error)
+    except HFValidationError as error:
+        return None, f"{model.name!r} is no model id: {error}"
+    except Exception as error:  # httpx's or requests', by the library's release
+        return None, f"{_UNREACHED}: {type(error).__name__}: {error}"
 
 
 def _refusal(model: Wanted, error: Any) -> str:

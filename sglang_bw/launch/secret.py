@@ -119,7 +119,7 @@ def private(command_line: Flags) -> Private | None:
     if dashed := [name for name, value in secrets.items() if value.startswith("-")]:
         raise ApiKeyError(f"the {dashed[0]} {_DASH}", hint="Take another.")
     theirs = flags.value(command_line, "config")
-    document = {**(_read(Path(theirs)) if theirs else {}), **secrets}
+    document = {**(read_config(Path(theirs)) if theirs else {}), **secrets}
     root = platformdirs.user_state_path("sglang-bw") / "private"
     try:
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -137,12 +137,16 @@ def given_by_config(path: str | None) -> dict[str, str]:
 
     :raises ApiKeyError: it is no such file.
     """
-    document = _read(Path(path)) if path else {}
+    document = read_config(Path(path)) if path else {}
     named = {str(key).replace("_", "-"): value for key, value in document.items()}
     return {name: str(named[name]) for name in NAMES if named.get(name)}
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
+    """Return what a file of the engine's own ``--config`` format says.
+
+    :raises ApiKeyError: it is no such file.
+    """
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

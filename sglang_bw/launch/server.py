@@ -12,7 +12,7 @@ import platformdirs
 
 from sglang_bw.errors import BwError, EngineStartError, OutputError
 from sglang_bw.launch import port as ports
-from sglang_bw.launch import secret
+from sglang_bw.launch import remote_code, secret
 from sglang_bw.launch.cause import cause
 from sglang_bw.launch.command import Command
 from sglang_bw.launch.process import EngineProcess, SignalRelay, shell_code
@@ -119,11 +119,15 @@ class Server:
 def start(command: Command, python: Path, environ: Mapping[str, str], log: Path, relay: SignalRelay) -> Server:
     """Start the engine; its log begins with the command. Keys go to it in a file, see :mod:`.secret`.
 
+    Every engine is started here, so that none runs code of no known commit.
+
     :param python: the interpreter that runs it.
     :param relay: entered by the caller; passes signals on from now on.
+    :raises UnsafeLaunchError: it would run code of a model at no pinned commit.
     :raises EngineStartError: the command cannot be started.
     :raises OutputError: the log cannot be written.
     """
+    remote_code.demand(command, environ)
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("a", encoding="utf-8") as file:

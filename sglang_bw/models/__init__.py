@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
-TINY_PAIR = Path(__file__).parent / "tiny_pair"
+BUNDLED = Path(__file__).parent
+"""Directory of all of them."""
+
+TINY_PAIR = BUNDLED / "tiny_pair"
 """Directory of the pair and its model card."""
 
 TINY_TARGET = TINY_PAIR / "target"

@@ -145,6 +145,7 @@ class Plan:
             ],
             "speculation": self.pays.as_json() if self.pays else None,
             "misfits": list(self.misfits),
+            "warnings": list(question.warnings),
             "notes": list(self.notes),
             "seconds": round(self.seconds, 2),
         }

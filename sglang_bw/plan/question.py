@@ -36,6 +36,8 @@ class Question:
     :ivar context: tokens of the requests that shall fit; ``None``: whatever does.
     :ivar concurrency: requests at the same time, likewise.
     :ivar fetch: whether the hub may be asked for headers.
+    :ivar notes: how well this is known.
+    :ivar warnings: what will come between the user and the start.
     """
 
     recipe: Recipe
@@ -48,6 +50,7 @@ class Question:
     concurrency: int | None = None
     fetch: bool = False
     notes: tuple[str, ...] = field(default_factory=tuple)
+    warnings: tuple[str, ...] = ()
 
 
 def asked(flags: Flags) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import yaml
 
+from sglang_bw.models import BUNDLED
 from sglang_bw.recipes.schema import Weights
 
 Origin = Literal["local", "hub cache", "shipped"]
@@ -34,7 +35,7 @@ class ModelFolder:
 def find(weights: Weights) -> ModelFolder | None:
     """Return the folder of a model; ``None`` when only the hub has it."""
     if weights.bundled:
-        return ModelFolder(Path(str(resources.files("sglang_bw"))) / "models" / weights.bundled, "local")
+        return ModelFolder(BUNDLED / weights.bundled, "local")
     if weights.path:
         return ModelFolder(weights.path, "local") if weights.path.is_dir() else None
     if weights.id and (snapshot := cached(weights.id, weights.revision)):

@@ -8,6 +8,12 @@ import pytest
 from tests.launch.serving import Serve, write_model, write_tree
 
 
+@pytest.fixture(autouse=True)
+def _nothing_trusted_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test sees, or leaves, what whoever runs the tests has trusted and started."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
 @pytest.fixture(scope="session")
 def fake_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tree(tmp_path_factory.mktemp("engine") / "tree")

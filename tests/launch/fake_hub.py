@@ -31,6 +31,7 @@ class Hub:
     status: int = 200
     gated: bool = False
     claimed: dict[str, int] = field(default_factory=dict)  # sizes that are told in place of the real ones
+    commits: dict[str, str] = field(default_factory=dict)  # where main is, when it is not COMMIT
     requests: list[str] = field(default_factory=list)
     url: str = ""
 
@@ -93,7 +94,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return
         if "blobs" not in parse_qs(urlparse(self.path).query):
             rows = [{"rfilename": row["rfilename"]} for row in rows]
-        self.answer(json.dumps({"id": name, "sha": COMMIT, "siblings": rows}).encode())
+        self.answer(json.dumps({"id": name, "sha": self.hub.commits.get(name, COMMIT), "siblings": rows}).encode())
 
     def file(self, path: str) -> None:
         name, _, rest = path.partition("/resolve/")

@@ -26,8 +26,13 @@ from click.testing import CliRunner
 from sglang_bw.cli import cli
 from sglang_bw.errors import BwError, EmitError, UnsafeLaunchError
 from sglang_bw.fork.series import Series, newest_base
+from sglang_bw.launch import command as commands
 from sglang_bw.launch import secret
+from sglang_bw.launch.deploy import needs
 from sglang_bw.launch.deploy.systemd import CREDENTIAL_PATH, _quoted
+from sglang_bw.recipes import flags
+from sglang_bw.recipes.hardware import Hardware
+from sglang_bw.recipes.schema import Recipe
 from tests.conftest import PATCHES
 from tests.launch.serving import DEADLINE_S, free_port, until
 
@@ -133,6 +138,72 @@ def test_a_pod_has_what_the_launch_needs() -> None:
     assert token["valueFrom"]["secretKeyRef"]["optional"] is True
     selector = found["Service"]["spec"]["selector"]
     assert selector.items() <= found["Deployment"]["spec"]["template"]["metadata"]["labels"].items()
+
+
+def needed(*arguments: str) -> tuple[int, int]:
+    """Return cores and GiB that a pod asks for."""
+    found = objects(*arguments)
+    kind = "Deployment" if "Deployment" in found else "LeaderWorkerSet"
+    spec = found[kind]["spec"]
+    template = spec["template"] if kind == "Deployment" else spec["leaderWorkerTemplate"]["workerTemplate"]
+    [container] = template["spec"]["containers"]
+    assert set(container["resources"].get("limits", {})) <= {"nvidia.com/gpu"}  # a limit would stall a rank
+    asked = container["resources"]["requests"]
+    assert asked["memory"].endswith("Gi")
+    return int(asked["cpu"]), int(asked["memory"].removesuffix("Gi"))
+
+
+def test_a_pod_asks_for_cores_and_memory() -> None:
+    cores, memory = needed(*TINY)
+    assert cores == 4  # one rank, tokenizer, detokenizer, one more
+    assert 4 <= memory <= 6
+    assert needed(*TINY, "--", "--tp-size", "2", "--tokenizer-worker-num", "3")[0] == 7
+    cores, memory = needed(*LARGE, *PINNED)
+    assert cores == 5
+    assert memory == 2 * 4 + 3 + 2 + 47  # ranks, helpers, shared memory, ten shards of 5 GB
+    assert needed(*LARGE, "--nodes", "2", "--", *PINNED[1:], "--tp-size", "4")[0] == 5  # each node its own
+    # What the recipe has measured of its weights: 580 GB want a large host.
+    huge = ["kimi-k2.5-int4-eagle3", "--no-check", *PINNED]
+    assert needed(*huge) == (11, 128)
+    assert needed(huge[0], *PINNED) == (11, 128)  # the plan knows as much
+    assert needed(*huge, "--hicache-size", "32")[1] == 8 * 4 + 3 + 8 + 47 + 8 * 32
+
+
+def test_the_plan_knows_small_weights() -> None:
+    small = ["qwen3-8b-eagle3"]
+    planned, guessed = needed(*small)[1], needed(*small, "--no-check")[1]
+    assert guessed == 4 + 3 + 47
+    assert 4 + 3 + 15 < planned < 4 + 3 + 20  # 8 billion parameters of 16 bits
+
+
+@pytest.mark.parametrize(
+    ("extra", "ranks", "weights", "cores", "memory"),
+    [
+        ((), 1, 10 << 30, 4, 4 + 3 + 10),
+        ((), 8, None, 11, 8 * 4 + 3 + 8 + 47),
+        (("--weight-loader-disable-mmap",), 2, 10 << 30, 5, 2 * 4 + 3 + 2 + 2 * 10),
+        (("--cpu-offload-gb", "20"), 2, 0, 5, 2 * 4 + 3 + 2 + 47 + 2 * 20),
+        (("--dp-size", "2"), 2, 10 << 30, 6, 2 * 4 + 4 + 2 + 10),
+        (("--cpu-offload-gb", "nan", "--tokenizer-worker-num", "-3"), 1, 10 << 30, 4, 4 + 3 + 10),
+    ],
+)
+def test_what_a_node_must_have(
+    extra: tuple[str, ...], ranks: int, weights: int | None, cores: int, memory: int
+) -> None:
+    recipe = Recipe.model_validate({"id": "my", "target": "owner/model"})
+    command = commands.build(recipe, Hardware(device="cuda"), {}, extra=flags.parse(extra))
+    assert needs.of(command, ranks, weights) == needs.Needs(cores, memory)
+
+
+def test_replicas_have_gpus_of_their_own() -> None:
+    def gpus(*extra: str) -> int:
+        spec = objects(*LARGE, *PINNED, *extra)["Deployment"]["spec"]["template"]["spec"]
+        count: int = spec["containers"][0]["resources"]["limits"]["nvidia.com/gpu"]
+        return count
+
+    assert gpus() == 2
+    assert gpus("--dp-size", "2") == 4
+    assert gpus("--dp-size", "2", "--enable-dp-attention") == 2
 
 
 def test_every_pod_of_a_group_knows_its_place() -> None:

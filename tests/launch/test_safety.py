@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from sglang_bw.errors import UnsafeLaunchError
@@ -13,9 +11,6 @@ from sglang_bw.launch.command import Command
 from sglang_bw.recipes import flags
 from sglang_bw.recipes.hardware import Hardware
 from sglang_bw.recipes.schema import Recipe
-
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-OTHER = "fedcba9876543210fedcba9876543210fedcba98"
 
 
 def command(*extra: str, **recipe: object) -> Command:
@@ -49,41 +44,3 @@ def test_an_open_server_is_refused_unless_it_is_wanted() -> None:
     assert "it has no key" in safety.check_open(launch, allowed=True)
     assert safety.check_open(command("--host", "0.0.0.0", "--api-key", "k"), allowed=False) == ""
     assert safety.check_open(command(), allowed=False) == ""
-
-
-def test_remote_code_runs_from_a_pinned_commit() -> None:
-    trusted = {"args": {"trust-remote-code": True}}
-    draft = {"draft": "owner/draft", "spec": {"steps": 3, "topk": 1, "draft_tokens": 4}}
-    assert safety.check_remote_code(command(), {}) == []
-    told = safety.check_remote_code(command("--revision", COMMIT, **trusted), {})
-    assert told == ["code of owner/model at 0123456789ab will run (trust-remote-code)"]
-    both = command("--revision", COMMIT, "--speculative-draft-model-revision", OTHER, **trusted, **draft)
-    assert len(safety.check_remote_code(both, {})) == 2
-    pinned = {"target": {"id": "owner/model", "revision": COMMIT}}
-    assert safety.check_remote_code(command(**trusted, **pinned), {})
-    with pytest.raises(UnsafeLaunchError, match="the draft owner/draft: no commit") as refused:
-        safety.check_remote_code(command(**trusted, **pinned, **draft), {})
-    assert "--speculative-draft-model-revision COMMIT" in refused.value.hint
-
-
-@pytest.mark.parametrize("revision", [(), ("--revision", "main"), ("--revision", COMMIT[:12])])
-def test_remote_code_that_may_change_is_refused(revision: tuple[str, ...]) -> None:
-    with pytest.raises(UnsafeLaunchError, match="no commit is pinned"):
-        safety.check_remote_code(command("--trust-remote-code", *revision), {})
-
-
-def test_the_way_out_names_the_commit_in_the_cache(tmp_path: Path) -> None:
-    snapshot = tmp_path / "models--owner--model" / "snapshots" / COMMIT
-    snapshot.mkdir(parents=True)
-    (snapshot / "config.json").write_text("{}")
-    refs = tmp_path / "models--owner--model" / "refs"
-    refs.mkdir()
-    (refs / "main").write_text(COMMIT)
-    with pytest.raises(UnsafeLaunchError) as refused:
-        safety.check_remote_code(command("--trust-remote-code"), {"HF_HUB_CACHE": str(tmp_path)})
-    assert f"-- --revision {COMMIT}" in refused.value.hint
-
-
-def test_remote_code_of_this_disk_is_told_of(tmp_path: Path) -> None:
-    told = safety.check_remote_code(command("--trust-remote-code", "--model-path", str(tmp_path)), {})
-    assert told == [f"code that lies in {tmp_path} will run (trust-remote-code)"]

@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 
 import yaml
 
+from sglang_bw import models
 from sglang_bw.errors import EmitError
 from sglang_bw.launch import secret
 from sglang_bw.launch.command import Command, is_secret_variable
+from sglang_bw.launch.deploy.needs import Needs
 from sglang_bw.recipes import flags
 from sglang_bw.recipes.flags import Flag
 
@@ -57,6 +58,7 @@ class Deployment:
     :ivar with_key: the engine reads its key from :data:`KEY_CONFIG`.
     :ivar startup_s: how long the load may take.
     :ivar cache_gib: disk for weights from the hub.
+    :ivar needs: what else a node must have.
     :ivar source: the `sglang-bw` line that made it.
     """
 
@@ -69,6 +71,7 @@ class Deployment:
     with_key: bool
     startup_s: int
     cache_gib: int
+    needs: Needs
     source: str
 
     @property
@@ -153,7 +156,6 @@ def _is_path(value: str) -> bool:
 
 
 def _inside(host: str) -> str:
-    bundled = Path(str(resources.files("sglang_bw"))) / "models"
-    if Path(host).is_relative_to(bundled):
-        return f"{BUNDLED}/{Path(host).relative_to(bundled)}"
+    if Path(host).is_relative_to(models.BUNDLED):
+        return f"{BUNDLED}/{Path(host).relative_to(models.BUNDLED)}"
     return f"/models/{Path(host).name}"

@@ -152,10 +152,11 @@ def _container(made: Deployment, command: list[str]) -> Object:
         "startupProbe": _probe(failures=math.ceil(made.startup_s / _PERIOD_S)),
         "readinessProbe": _probe(failures=3),
         "livenessProbe": _probe(failures=12),
+        "resources": {"requests": {"cpu": str(made.needs.cores), "memory": f"{made.needs.memory_gib}Gi"}},
         "volumeMounts": mounts,
     }
     if made.gpus:
-        container["resources"] = {"limits": {"nvidia.com/gpu": made.gpus}}
+        container["resources"]["limits"] = {"nvidia.com/gpu": made.gpus}
     return container
 
 

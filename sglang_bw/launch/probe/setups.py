@@ -9,6 +9,7 @@ from pathlib import Path
 from sglang_bw.errors import ProbeError
 from sglang_bw.host import probes
 from sglang_bw.launch import command as commands
+from sglang_bw.launch import remote_code
 from sglang_bw.launch.command import Command
 from sglang_bw.recipes.flags import Flag, Flags
 from sglang_bw.recipes.hardware import Hardware
@@ -46,7 +47,7 @@ class Setup:
         built = commands.build(
             recipe, machine, environ, port=port, speculate=self.steps is not None, extra=(*extra, *self.flags)
         )
-        return replace(built, env={**built.env, **self.env})
+        return remote_code.with_records(replace(built, env={**built.env, **self.env}))
 
 
 def setups(
