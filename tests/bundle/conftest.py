@@ -7,6 +7,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -71,7 +72,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     mirror.mkdir()
     dependency = write_wheel(mirror, "tinydep", "1.0", {"tinydep.py": b"VALUE = 1\n"})
     other = write_wheel(mirror, "other-dep", "2.0", {"other_dep.py": b""})
-    pip = next((Path(ensurepip.__file__).parent / "_bundled").glob("pip-*.whl"))
+    # Debian's Python has its wheels elsewhere.
+    bundled = sysconfig.get_config_var("WHEEL_PKG_DIR") or Path(ensurepip.__file__).parent / "_bundled"
+    pip = next(Path(bundled).glob("pip-*.whl"))
     shutil.copy(pip, mirror)
     engine = Engine(upstream.root, VERSION, upstream.wheel, built.path, built.version, mirror)
     engine.lock(dependency, other)
