@@ -67,7 +67,8 @@ def test_names_of_commands_cost_no_import_of_a_command() -> None:
     environ = {**os.environ, "_SGLANG_BW_COMPLETE": "bash_complete", "COMP_WORDS": "sglang-bw se", "COMP_CWORD": "1"}
     done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["plain,serve"]
-    assert set(json.loads(done.stderr)) <= {"sglang_bw.cli", "sglang_bw.errors"}
+    loaded = {".".join(name.split(".")[:2]) for name in json.loads(done.stderr) if name != "sglang_bw.cli"}
+    assert loaded <= {"sglang_bw.errors"}
 
 
 @pytest.mark.parametrize("command", ["serve", "ab", "plan"])
