@@ -6,8 +6,8 @@ The arms: ``off`` (a server without speculation), ``fixed`` (3 steps), ``stock``
 its default configuration) and ``goodput`` (--speculative-adaptive-policy goodput). Random weights in the shape of an 8B
 Llama with a matching one-layer draft; the accept length is simulated and set while the servers run. At each point an
 adaptive arm runs one block that is not counted (the others at a new batch size only), then every arm one block a round,
-the order reversed in every other round. A point's number is goodput over the best other arm; ratios are taken within a
-round.
+the order reversed in every other round; arms that are far behind drop out. A point's number is goodput over the best
+other arm, the median of ratios within a round; it is measured until its 95 % interval is narrow enough.
 
 Every server captures graphs of the sitting's batches only. Two sittings may run side by side, each on a GPU of its own:
 
@@ -30,7 +30,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from gpu_record import _folder, machine
-from record.servers import CHAIN, SHAPES, Record, Server, speed_flags, start_engine, wait_all
+from record import rounds
+from record.servers import CHAIN, SHAPES, Record, Server, keep_apart, speed_flags, start_engine, wait_all
 from record.speed import block
 from rich.console import Console
 from rich.table import Table
@@ -61,6 +62,8 @@ def main() -> int:
     try:
         wait_all(list(grid.servers.values()), options.start_limit)
         console.print(f"{len(names)} servers ready after {time.monotonic() - began:.0f} s")
+        if options.keep_apart:
+            record["cores"] = keep_apart(list(grid.servers.values()))
         record["flags"] = grid.flags
         record["points"] = {}
         measure = grid.explore if options.explore else grid.point
@@ -98,11 +101,14 @@ def parse() -> argparse.Namespace:
         "--arms", nargs="+", choices=list(ARMS), default=list(ARMS), help="goodput and one more at least"
     )
     parser.add_argument("--adapt", type=int, default=1, metavar="BLOCKS", help="of an adaptive arm before a point (1)")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3, help="of all arms, at least (3)")
+    parser.add_argument("--most", type=int, default=21, help="rounds of a point (21)")
+    parser.add_argument("--within", type=float, default=0.02, help="half-width at which a point ends (0.02)")
     parser.add_argument("--tokens", type=int, default=256, help="output tokens of a request")
     parser.add_argument("--steps", type=int, nargs="+", default=[0, 1, 3], help="what --explore forces")
     parser.add_argument("--start-limit", type=float, default=240, metavar="SECONDS")
     parser.add_argument("--limit", type=float, default=1e9, metavar="SECONDS", help="start no point after this")
+    parser.add_argument("--keep-apart", action="store_true", help="each server on cores of its own once it is ready")
     parser.add_argument("--rounds-log", action="store_true", help="keep a line a decode round in the record's folder")
     options = parser.parse_args()
     options.points = options.points or [(length, batch) for batch in options.batches for length in options.lengths]
@@ -162,14 +168,22 @@ class Grid:
             for _ in range(self.options.adapt if adapts else batch not in self.warm):
                 self.run(name, batch)
         self.warm.add(batch)
-        found: dict[str, list[tuple[float, float]]] = {name: [] for name in self.servers}
-        for number in range(self.options.rounds):
-            for name in list(self.servers)[:: 1 if number % 2 == 0 else -1]:
-                found[name].append(self.run(name, batch))
-        result = judge(found)
+        options = self.options
+        found = rounds.measure(
+            lambda name: self.run(name, batch),
+            list(self.servers),
+            "goodput",
+            least=options.rounds,
+            most=options.most,
+            within=options.within,
+        )
+        others = [name for name in self.servers if name in ("off", "fixed")]
+        result = rounds.judge(found, "goodput")
+        result["stock_ratio"] = rounds.ratio(found, "stock", others) if "stock" in self.servers and others else None
         speeds = ", ".join(f"{name} {arm['tokens_per_second']}" for name, arm in result["arms"].items())
         console.print(
-            f"{length} x {batch}: {speeds}; goodput/best {result['ratio']}, stock/best {result['stock_ratio']}"
+            f"{length} x {batch}: {speeds}; goodput/best {result['ratio']} {result['interval']} ({result['pooled']} "
+            f"of all time) in {len(found)} rounds, stock/best {result['stock_ratio']}"
         )
         return result
 
@@ -200,45 +214,6 @@ class Grid:
         return result
 
 
-def judge(found: dict[str, list[tuple[float, float]]]) -> Record:
-    """Compare the arms of one point."""
-    others = [name for name in found if name != "goodput"]
-    median = {name: statistics.median(speed for speed, _ in rows) for name, rows in found.items()}
-    best = max(others, key=lambda name: median[name])
-    fixed = max((name for name in others if name != "stock"), key=lambda name: median[name])
-
-    def ratios(name: str, reference: str) -> list[float]:
-        return [one[0] / other[0] for one, other in zip(found[name], found[reference], strict=True)]
-
-    own = ratios("goodput", best)
-    return {
-        "arms": {
-            name: {
-                "tokens_per_second": round(median[name], 1),
-                "blocks": [round(speed, 1) for speed, _ in rows],
-                "accept_length": round(statistics.fmean(length for _, length in rows), 2),
-            }
-            for name, rows in found.items()
-        },
-        "best": best,
-        "ratio": round(statistics.median(own), 4),
-        "interval": interval(own),
-        "stock_ratio": round(statistics.median(ratios("stock", fixed)), 4) if "stock" in found else None,
-    }
-
-
-def interval(ratios: list[float]) -> list[float]:
-    """Return the 95 % interval of the mean ratio (Student's t over logarithms)."""
-    import math
-
-    from scipy import stats
-
-    logs = [math.log(ratio) for ratio in ratios]
-    mean, error = statistics.fmean(logs), statistics.stdev(logs) / math.sqrt(len(logs))
-    reach = float(stats.t.ppf(0.975, len(logs) - 1)) * error
-    return [round(math.exp(mean - reach), 4), round(math.exp(mean + reach), 4)]
-
-
 def told(server: Server) -> Record:
     """Return what a server said about its start and its policy."""
     words = ("Goodput policy", "Timed ", "Built adaptive", "Adaptive spec params")
@@ -253,12 +228,13 @@ def report(record: Record) -> None:
     if not points or "arms" not in next(iter(points.values())):
         return
     arms = list(next(iter(points.values()))["arms"])
-    table = Table(
-        "accept length x batch", *arms, "best", "goodput/best", "95 % interval", "stock/best of off, fixed", box=None
-    )
+    heads = ("goodput/best", "95 % interval", "of all time", "rounds", "stock/best of off, fixed")
+    table = Table("accept length x batch", *arms, "best", *heads, box=None)
     for name, row in points.items():
         speeds = [str(row["arms"][arm]["tokens_per_second"]) for arm in arms]
-        table.add_row(name, *speeds, row["best"], str(row["ratio"]), str(row["interval"]), str(row["stock_ratio"]))
+        number = len(row["arms"]["goodput"]["blocks"])
+        said = (row["best"], row["ratio"], row["interval"], row["pooled"], number, row["stock_ratio"])
+        table.add_row(name, *speeds, *map(str, said))
     console.print(table)
     stock = [row["stock_ratio"] for row in points.values() if row["stock_ratio"] is not None]
     console.print(

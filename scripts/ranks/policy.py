@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import time
 
+from record import rounds
 from record.servers import Record
 from record.speed import block
-from speculation_grid import judge
 
 from . import arms, decisions
 from .bench import Bench
@@ -33,8 +33,8 @@ def run(bench: Bench) -> None:
     bench.keep()
     log = decisions.Log.of(arms.decisions(bench, "checked"))
     for name, seconds, slow in (("long", options.seconds, 0.0), ("slowed", options.slow_seconds, options.slow_ms)):
-        rounds = grid.watch(seconds, slow)
-        record["agreement"][name] = decisions.compare(log.new(), options.tp) | {"slow_ms": slow} | rounds
+        seen = grid.watch(seconds, slow)
+        record["agreement"][name] = decisions.compare(log.new(), options.tp) | {"slow_ms": slow} | seen
         bench.keep()
     if bad := [name for name, found in record["agreement"].items() if not found["same"]]:
         raise RuntimeError(f"the ranks did not decide the same: {', '.join(bad)}")
@@ -67,17 +67,21 @@ class Grid:
         return block(server, batch, self.bench.options.policy_tokens, arms.vocabulary(self.bench), self.seed)
 
     def point(self, length: float, batch: int) -> Record:
-        """All arms at one accept length and batch, the order reversed in every other round."""
+        """All arms at one accept length and batch."""
         options = self.bench.options
         arms.control(self.bench, SPECULATING, length)
         for arm, times in (("off", 1), ("fixed", 1), ("goodput", options.adapt)):
             for _ in range(times):
                 self.run(arm, batch)
-        found: dict[str, list[tuple[float, float]]] = {arm: [] for arm in MEASURED}
-        for number in range(options.rounds):
-            for arm in MEASURED[:: 1 if number % 2 == 0 else -1]:
-                found[arm].append(self.run(arm, batch))
-        return judge(found)
+        found = rounds.measure(
+            lambda arm: self.run(arm, batch),
+            MEASURED,
+            "goodput",
+            least=options.rounds,
+            most=options.most,
+            within=options.within,
+        )
+        return rounds.judge(found, "goodput")
 
     def watch(self, seconds: float, slow_ms: float) -> Record:
         """Keep the watched server busy at changing batches and accept lengths."""

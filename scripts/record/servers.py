@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 
 Answer = dict[str, Any]
 Record = dict[str, Any]
@@ -149,6 +150,25 @@ def wait_all(servers: list[Server], seconds: float) -> None:
             server.stop()
         tails = [f"{server.name}:\n{server.log.read_text(errors='replace')[-2000:]}" for server in failed]
         raise RuntimeError("not ready:\n" + "\n".join(tails))
+
+
+def keep_apart(servers: list[Server]) -> list[list[int]]:
+    """Give each running server cores of its own, an equal share of this process's; return them.
+
+    Rounds whose host takes longer than their graphs show what else ran on the same cores.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    share = len(cores) // len(servers)
+    if not share:
+        return [cores] * len(servers)
+    found = [cores[number * share : (number + 1) * share] for number in range(len(servers))]
+    for server, own in zip(servers, found, strict=True):
+        root = psutil.Process(server.process.pid)
+        for process in (root, *root.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+                for thread in process.threads():
+                    os.sched_setaffinity(thread.id, own)
+    return found
 
 
 def accept_length(answers: list[Answer]) -> float:
