@@ -300,10 +300,11 @@ def test_arms_differ_in_nothing_else(bench: Bench) -> None:
 def test_plain_servers_of_each_model_come_first() -> None:
     found = moe.arms(["none", "deepep"], 40)
     assert [arm.name for arm in found[:3]] == ["patched bf16 plain", "patched int4 plain", "patched glm plain"]
-    assert [arm.draft for arm in found] == [False] * 3 + [True] * (len(found) - 3)
+    assert [arm.draft for arm in found] == [False] * 4 + [True] * (len(found) - 4)
     by_name = {arm.name: arm.flags for arm in found}
     assert by_name["stock int4 eplb"] == by_name["patched int4 eplb"] != by_name["patched int4 none"]
-    assert by_name["patched bf16 deepep"] == {"moe-a2a-backend": "deepep"}
+    assert by_name["patched bf16 deepep"] == by_name["patched bf16 deepep plain"] == moe.DEEPEP
+    assert "patched int4 deepep" not in by_name
     assert "ep-num-redundant-experts" not in by_name["stock glm eplb"]
 
 
@@ -328,7 +329,7 @@ def test_other_tokens_a_missing_rebalance_and_no_reference_are_told_apart(bench:
     quiet.write_text("")
     tokens = {"plain": [5, 6], "eplb": [5, 6], "other eplb": [5, 7], "quiet eplb": [5, 6]}
     bench.options.answer = 2
-    known: dict[str, list[Any]] = {}
+    known: moe.Known = {}
     early = moe.Arm("eplb", "patched", "bf16", draft=True)
     bench.servers = {name: _Fake(own, quiet if "quiet" in name else log) for name, own in tokens.items()}  # type: ignore[misc]
     assert "plain server" in moe._arm(bench, early, known)["reason"]

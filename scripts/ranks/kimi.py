@@ -19,7 +19,8 @@ from plan_record import MLA_MOE, TINY
 # With fewer layers the three that EAGLE-3 captures by default (2, the middle, the last but two) are not three.
 LAYERS, EXPERTS, DENSE = 7, 16, 1
 TEXT = MLA_MOE | {
-    "hidden_size": 1024, "num_hidden_layers": LAYERS, "num_attention_heads": 8, "num_key_value_heads": 8,
+    # The smallest that DeepEP's kernels are compiled for.
+    "hidden_size": 2048, "num_hidden_layers": LAYERS, "num_attention_heads": 8, "num_key_value_heads": 8,
     "intermediate_size": 1024, "moe_intermediate_size": 512, "n_routed_experts": EXPERTS, "num_experts_per_tok": 4,
     "first_k_dense_replace": DENSE, "q_lora_rank": 512, "vocab_size": 1024, "max_position_embeddings": 4096,
     "routed_scaling_factor": 1.0, "rope_theta": 50000.0,

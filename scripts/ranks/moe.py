@@ -26,6 +26,14 @@ MODELS: dict[str, Callable[[Path], Path]] = {
 # What a backend needs to be importable; the others of the engine are for other hardware.
 BACKENDS = {"none": "", "deepep": "deep_ep", "mooncake": "mooncake.ep", "nixl": "nixl_ep", "flashinfer": "flashinfer",
             "pplx": "pplx_kernels", "megamoe": "deep_gemm"}  # fmt: skip
+# Experts by DeepGEMM, in the one mode that it has for bf16, with no more tokens at a time than a rank may send there.
+# For INT4 experts the engine has no kernels behind it.
+DEEPEP: Record = {"moe-a2a-backend": "deepep", "deepep-mode": "low_latency", "moe-runner-backend": "deep_gemm",
+                  "chunked-prefill-size": 128}  # fmt: skip
+# Two GPUs of one host need no network between them.
+ENVIRON = {"deepep": {"NVSHMEM_REMOTE_TRANSPORT": "none"}}
+Known = dict[tuple[str, str], list[Answer]]
+"""Greedy answers of the plain servers, by model and backend."""
 SPECULATIVE: Record = {"speculative-algorithm": "EAGLE3", **CHAIN}
 REBALANCED = re.compile(r"TP0\b.*rebalance end")
 
@@ -36,6 +44,8 @@ class Arm:
 
     :ivar tree: ``stock`` or ``patched``.
     :ivar flags: over the common ones.
+    :ivar backend: moves the tokens between the experts; its kernels round in their own way, so that an arm is
+        compared with the plain one of its model and backend.
     """
 
     name: str
@@ -43,6 +53,7 @@ class Arm:
     model: str
     draft: bool = False
     flags: Record = field(default_factory=dict)
+    backend: str = "none"
 
 
 def run(bench: Bench) -> None:
@@ -56,9 +67,10 @@ def run(bench: Bench) -> None:
     for arm in chosen:
         # The processor's code is copied there; servers that start beside each other would find half of it.
         environ = {"HF_MODULES_CACHE": str(bench.scratch / "modules" / arm.name.replace(" ", "-"))}
+        environ |= ENVIRON.get(arm.backend, {})
         bench.start(arm.name, getattr(options, arm.tree), flags(bench, arm, models[arm.model], draft), environ)
     record["arms"] = {}
-    known: dict[str, list[Answer]] = {}
+    known: Known = {}
     for arm in chosen:  # plain ones come first
         record["arms"][arm.name] = _arm(bench, arm, known)
         bench.keep()
@@ -71,18 +83,20 @@ def arms(backends: list[str], iterations: int) -> list[Arm]:
     """Return the servers, the plain ones first."""
     eplb: Record = {"enable-eplb": None, "eplb-rebalance-num-iterations": iterations}
     found = [Arm(f"patched {model} plain", "patched", model) for model in MODELS]
+    others = [("bf16", name) for name in backends if name != "none"]
+    found += [Arm(f"patched {model} {name} plain", "patched", model, False, _a2a(name), name) for model, name in others]
+    found += [Arm(f"patched {model} {name}", "patched", model, True, _a2a(name), name) for model, name in others]
     for model in MODELS:
         # Stock's GLM has no slots for more experts, which is another fault than the one that shows here.
         moved = eplb | ({} if model == "glm" else {"ep-num-redundant-experts": 2})
-        found += [
-            Arm(f"patched {model} {name}", "patched", model, True, _a2a(name)) for name in backends if model != "glm"
-        ]
+        if model != "glm":
+            found.append(Arm(f"patched {model} none", "patched", model, True))
         found += [Arm(f"{tree} {model} eplb", tree, model, True, moved) for tree in ("patched", "stock")]
-    return found
+    return sorted(found, key=lambda arm: arm.draft)
 
 
 def _a2a(name: str) -> Record:
-    return {} if name == "none" else {"moe-a2a-backend": name}
+    return DEEPEP if name == "deepep" else {"moe-a2a-backend": name}
 
 
 def flags(bench: Bench, arm: Arm, model: Path, draft: Path) -> Record:
@@ -103,7 +117,7 @@ def flags(bench: Bench, arm: Arm, model: Path, draft: Path) -> Record:
     return common | drafting | arm.flags
 
 
-def _arm(bench: Bench, arm: Arm, known: dict[str, list[Answer]]) -> Record:
+def _arm(bench: Bench, arm: Arm, known: Known) -> Record:
     """Wait for a server, have it answer, and say how it went."""
     server = bench.servers[arm.name]
     row: Record = {"state": "did not start", "lossless": False}
@@ -120,16 +134,16 @@ def _arm(bench: Bench, arm: Arm, known: dict[str, list[Answer]]) -> Record:
     return row
 
 
-def _answers(bench: Bench, arm: Arm, known: dict[str, list[Answer]]) -> Record:
+def _answers(bench: Bench, arm: Arm, known: Known) -> Record:
     """Ask the same twice, a rebalance comes between, and compare with the server without speculation."""
     options, server = bench.options, bench.servers[arm.name]
     prompts = greedy.Prompts(options.prompts, options.answer, kimi.TEXT["vocab_size"])
     if not arm.draft:
-        known[arm.model] = greedy.reference(server, prompts)
+        known[arm.model, arm.backend] = greedy.reference(server, prompts)
     found = [greedy.ask(server, prompts, 4) for _ in range(2)]
-    if arm.model not in known:
+    if (arm.model, arm.backend) not in known:
         return {"state": "served", "reason": "there are no answers of a plain server to compare with"}
-    first, again = (greedy.compare(known[arm.model], answers, prompts.vocabulary) for answers in found)
+    first, again = (greedy.compare(known[arm.model, arm.backend], answers, prompts.vocabulary) for answers in found)
     lossless = first["lossless"] and again["lossless"]
     return {"state": "served", "first": first, "again": again, "lossless": lossless}
 
