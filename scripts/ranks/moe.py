@@ -25,7 +25,7 @@ MODELS: dict[str, Callable[[Path], Path]] = {
 }
 # What a backend needs to be importable; the others of the engine are for other hardware.
 BACKENDS = {"none": "", "deepep": "deep_ep", "mooncake": "mooncake.ep", "nixl": "nixl_ep", "flashinfer": "flashinfer",
-            "pplx": "pplx_kernels", "megamoe": "deep_gemm"}  # fmt: skip
+            "pplx": "pplx_kernels"}  # fmt: skip
 # Experts by DeepGEMM, in the one mode that it has for bf16, with no more tokens at a time than a rank may send there.
 # For INT4 experts the engine has no kernels behind it.
 DEEPEP: Record = {"moe-a2a-backend": "deepep", "deepep-mode": "low_latency", "moe-runner-backend": "deep_gemm",
