@@ -145,7 +145,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     part("--rounds", type=int, default=3, help="of all arms at a point, at least")
     part("--most", type=int, default=15, help="rounds of a point")
     part("--within", type=float, default=0.02, help="half-width of its interval at which a point ends")
-    part("--seconds", type=float, default=60, help="of the run whose decisions are compared")
+    part("--seconds", type=float, default=60, help="of the run whose decisions are compared; 0 and 0: no such run")
     part("--slow-seconds", type=float, default=30, help="of the run with one rank slowed")
     part("--slow-ms", type=float, default=2.0, help="how long that rank sleeps before each decode launch")
     return parser.parse_args(words)

@@ -27,12 +27,15 @@ def run(bench: Bench) -> None:
     if options.lengths:
         bench.stop("stock")  # of `tp2`: large models fit three times
         measure(bench, grid)
+    runs = (("long", options.seconds, 0.0), ("slowed", options.slow_seconds, options.slow_ms))
+    if not any(seconds for _, seconds, _ in runs):
+        return
     bench.stop()
     arms.start(bench, "checked")
     record["phase"] = "watching"  # time is measured no more: others may begin
     bench.keep()
     log = decisions.Log.of(arms.decisions(bench, "checked"))
-    for name, seconds, slow in (("long", options.seconds, 0.0), ("slowed", options.slow_seconds, options.slow_ms)):
+    for name, seconds, slow in runs:
         seen = grid.watch(seconds, slow)
         record["agreement"][name] = decisions.compare(log.new(), options.tp) | {"slow_ms": slow} | seen
         bench.keep()
