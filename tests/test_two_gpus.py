@@ -340,6 +340,45 @@ def test_other_tokens_a_missing_rebalance_and_no_reference_are_told_apart(bench:
     assert rows["other eplb"]["again"]["apart"] == bench.options.prompts
 
 
+def test_a_slow_start_holds_up_its_own_model_only(bench: Bench) -> None:
+    quiet = bench.scratch / "quiet"
+    quiet.write_text("")
+    arms = [moe.Arm(f"{model}{draft}", "patched", model, draft=bool(draft)) for draft in ("", " d") for model in "ab"]
+    bench.servers = {arm.name: _Fake([5], quiet) for arm in arms}  # type: ignore[misc]
+    bench.servers["a"].is_ready = lambda: False  # type: ignore[method-assign]
+    now = time.monotonic()
+    order: list[str] = []
+    while (arm := moe._next(bench, arms, now + 60)) is not None:
+        arms.remove(arm)
+        order.append(arm.name)
+    assert order == ["b", "b d"]
+    assert [arm.name for arm in arms] == ["a", "a d"]
+    assert moe._next(bench, arms, now - 1) is arms[0], "the limit is over: it is asked, and says why not"
+
+
+@pytest.mark.engine
+def test_rounding_does_not_change_the_experts_of_a_token() -> None:
+    import torch
+    from ranks import kimi
+
+    tensors = dict(kimi.target(kimi.Weights(1), int4=False))
+    embedding = tensors["model.embed_tokens.weight"].float()
+    rest = torch.randn(embedding.shape, generator=torch.Generator().manual_seed(0)) * 3
+    rest[:, : kimi.EXPERTS] = 0
+    hidden = embedding + rest  # as after layers that write everywhere else
+    hidden = hidden / hidden.pow(2).mean(-1, keepdim=True).sqrt()
+    gate = tensors["model.layers.6.mlp.gate.weight"].float()
+    scores = torch.sigmoid(hidden @ gate.T).sort(-1, descending=True)
+    assert torch.equal(scores.indices[:, :4], embedding[:, : kimi.EXPERTS].sort(-1, descending=True).indices[:, :4])
+    gaps = (scores.values[:, :-1] - scores.values[:, 1:])[:, :4]
+    assert gaps.min() > 0.03
+    use = torch.bincount(scores.indices[:, :4].flatten(), minlength=kimi.EXPERTS)
+    assert use[:4].sum() > 3 * use[-4:].sum(), "a rebalance has something to do"
+    for name, tensor in tensors.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            assert not tensor[: kimi.EXPERTS].any(), name
+
+
 def test_a_backend_that_is_not_there_says_so() -> None:
     assert moe.absent("") == ""
     assert moe.absent("json") == ""

@@ -66,12 +66,12 @@ class Bench:
         self.servers[name] = start_engine(name, tree, flags, self.scratch, own)
         return self.servers[name]
 
-    def wait(self, *names: str) -> None:
-        """Wait until these servers are ready.
+    def wait(self, *names: str, seconds: float | None = None) -> None:
+        """Wait until these servers are ready, for the start limit if not told otherwise.
 
         :raises RuntimeError: one is not; with the end of its log.
         """
-        wait_all([self.servers[name] for name in names], self.options.start_limit)
+        wait_all([self.servers[name] for name in names], self.options.start_limit if seconds is None else seconds)
 
     def stop(self, *names: str) -> None:
         """End these servers where they run, or all."""

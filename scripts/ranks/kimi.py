@@ -1,9 +1,11 @@
 """A tiny model of the Kimi-K2.5 classes with random weights, in bf16 and INT4, and an EAGLE-3 draft for it.
 
 The text model is DeepSeek-V3's: latent attention of the real head sizes, one dense layer and six with routed and
-shared experts. Every expert has weights of its own and the router prefers some of them, so that a rebalance moves
-experts, and moving them wrongly changes the tokens. INT4 as Kimi ships it: compressed-tensors, groups of 32 weights,
-experts only. The vision tower has no weights: it is built and never run.
+shared experts. Every expert has weights of its own and some of them are chosen more often, so that a rebalance moves
+experts, and moving them wrongly changes the tokens. A token has the same experts in every layer, by numbers in its
+embedding that the routers read and nothing writes to: with random routers, kernels that round differently choose other
+experts now and then, and what comes of that is no longer rounding. INT4 as Kimi ships it: compressed-tensors, groups of
+32 weights, experts only. The vision tower has no weights: it is built and never run.
 """
 
 from __future__ import annotations
@@ -82,7 +84,11 @@ class TinyProcessor:
         pass
 """
 _STD = 1.0
-_PREFER = 0.3
+# In the first EXPERTS numbers of an embedding: those of its experts, the first one's first, and of all others. By the
+# last layer the residual has grown threefold, and their scores are still 0.05 apart.
+_CHOSEN, _OTHERS = (5.0, 4.0, 3.0, 2.0), -2.0
+_PREFER = 1.5  # natural logarithm: how much likelier the first expert is than one in the middle
+_WRITES = ("o_proj.weight", "down_proj.weight", "down_proj.weight_scale")
 
 
 class Weights:
@@ -158,10 +164,29 @@ def target(weights: Weights, *, int4: bool) -> Iterator[tuple[str, Any]]:
 
 def blocks(weights: Weights, attention: Attention, *, int4: bool) -> Iterator[tuple[str, Any]]:
     """Yield the tensors of a model of these sizes, whatever its attention."""
+    for name, tensor in _blocks(weights, attention, int4=int4):
+        if name.endswith(_WRITES):
+            tensor[:EXPERTS] = 0  # what the routers read stays as it was embedded
+        yield name, tensor
+
+
+def experts_of_tokens(weights: Weights) -> Any:
+    """Return the experts of every token, (vocabulary, experts per token), the highest score first."""
+    import torch
+
+    likely = torch.linspace(_PREFER, -_PREFER, EXPERTS).exp().expand(TEXT["vocab_size"], EXPERTS)
+    return torch.multinomial(likely, len(_CHOSEN), generator=weights.dice)
+
+
+def _blocks(weights: Weights, attention: Attention, *, int4: bool) -> Iterator[tuple[str, Any]]:
     import torch
 
     hidden, vocabulary = TEXT["hidden_size"], TEXT["vocab_size"]
-    yield "model.embed_tokens.weight", weights.normal(vocabulary, hidden, std=_STD)
+    embedding = weights.normal(vocabulary, hidden, std=_STD)
+    embedding[:, :EXPERTS] = _OTHERS
+    scores = torch.tensor(_CHOSEN, dtype=embedding.dtype).expand(vocabulary, -1)
+    embedding.scatter_(1, experts_of_tokens(weights), scores)
+    yield "model.embed_tokens.weight", embedding
     yield "lm_head.weight", weights.linear(vocabulary, hidden)
     yield "model.norm.weight", torch.ones(hidden, dtype=torch.bfloat16)
     for layer in range(LAYERS):
@@ -172,8 +197,8 @@ def blocks(weights: Weights, attention: Attention, *, int4: bool) -> Iterator[tu
         if layer < DENSE:
             yield from _mlp(weights, f"{name}.mlp", TEXT["intermediate_size"])
             continue
-        yield f"{name}.mlp.gate.weight", weights.linear(EXPERTS, hidden)
-        yield f"{name}.mlp.gate.e_score_correction_bias", torch.linspace(_PREFER, -_PREFER, EXPERTS)
+        yield f"{name}.mlp.gate.weight", torch.eye(EXPERTS, hidden, dtype=torch.bfloat16)
+        yield f"{name}.mlp.gate.e_score_correction_bias", torch.zeros(EXPERTS)
         yield from _mlp(weights, f"{name}.mlp.shared_experts", TEXT["moe_intermediate_size"])
         for expert in range(EXPERTS):
             yield from _mlp(weights, f"{name}.mlp.experts.{expert}", TEXT["moe_intermediate_size"], int4=int4)

@@ -9,6 +9,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,9 +72,14 @@ def run(bench: Bench) -> None:
         bench.start(arm.name, getattr(options, arm.tree), flags(bench, arm, models[arm.model], draft), environ)
     record["arms"] = {}
     known: Known = {}
-    for arm in chosen:  # plain ones come first
-        record["arms"][arm.name] = _arm(bench, arm, known)
-        bench.keep()
+    until = time.monotonic() + options.start_limit
+    while chosen:
+        if arm := _next(bench, chosen, until):
+            chosen.remove(arm)
+            record["arms"][arm.name] = _arm(bench, arm, known)
+            bench.keep()
+        else:
+            time.sleep(0.5)
     lost = [name for name, row in record["arms"].items() if not row["lossless"] and not name.startswith("stock")]
     if lost:
         raise RuntimeError(f"patched, and failed or with other tokens: {', '.join(lost)}")
@@ -117,12 +123,23 @@ def flags(bench: Bench, arm: Arm, model: Path, draft: Path) -> Record:
     return common | drafting | arm.flags
 
 
+def _next(bench: Bench, pending: list[Arm], until: float) -> Arm | None:
+    """Return a server that is up, or will not be, and whose plain one was asked; a slow start holds up nobody else."""
+    plain = {(arm.model, arm.backend) for arm in pending if not arm.draft}
+    for arm in pending:
+        server = bench.servers[arm.name]
+        settled = server.process.poll() is not None or time.monotonic() > until or server.is_ready()
+        if settled and not (arm.draft and (arm.model, arm.backend) in plain):
+            return arm
+    return None
+
+
 def _arm(bench: Bench, arm: Arm, known: Known) -> Record:
-    """Wait for a server, have it answer, and say how it went."""
+    """Have a server answer, and say how it went."""
     server = bench.servers[arm.name]
     row: Record = {"state": "did not start", "lossless": False}
     try:
-        bench.wait(arm.name)
+        bench.wait(arm.name, seconds=1)
         row["state"] = "did not serve"
         row |= _answers(bench, arm, known)
     except Exception as error:  # a server that dies shows itself by whatever its client sees
