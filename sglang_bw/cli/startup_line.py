@@ -21,6 +21,7 @@ class StartupLine:
     def __init__(self, console: Console) -> None:
         self.console = console
         self.startup: Startup | None = None
+        self._compiled: set[str] = set()
         self._spinner = Spinner("dots")
         self._live = Live(
             self, console=console, refresh_per_second=REFRESH_PER_SECOND, transient=True, redirect_stdout=False
@@ -42,6 +43,9 @@ class StartupLine:
         if not self.console.is_terminal:
             for phase in begun:
                 self.console.print(f"{startup.elapsed():6.1f} s  {phase.value}")
+            if (name := startup.compiling) and name not in self._compiled:
+                self._compiled.add(name)
+                self.console.print(f"{startup.elapsed():6.1f} s  {compiling(name)}", markup=False)
 
     def __rich__(self) -> Table:
         """Return the line: spinner, phases with their seconds, the newest line of the log."""
@@ -50,8 +54,15 @@ class StartupLine:
         line.add_column(no_wrap=True)
         line.add_column(no_wrap=True, overflow="ellipsis", style="dim")
         if self.startup:
-            line.add_row(self._spinner, Text(spent(self.startup)), Text(self.startup.last_line))
+            name = self.startup.compiling
+            now = compiling(name) if name else self.startup.last_line
+            line.add_row(self._spinner, Text(spent(self.startup)), Text(now))
         return line
+
+
+def compiling(name: str) -> str:
+    """Return what to say while a kernel is compiled."""
+    return f"compiling {name}, for this and all later starts"
 
 
 def spent(startup: Startup) -> str:

@@ -15,6 +15,7 @@ from sglang_bw.launch import port as ports
 from sglang_bw.launch import remote_code, secret
 from sglang_bw.launch.cause import cause
 from sglang_bw.launch.command import Command
+from sglang_bw.launch.compiling import Compiling
 from sglang_bw.launch.process import EngineProcess, SignalRelay, shell_code
 from sglang_bw.launch.startup import LogTail, Phase, Startup
 
@@ -62,14 +63,16 @@ class Server:
         :raises InterruptedStartError: a signal ended it.
         """
         tail = LogTail(self.process.log, self.log_offset)
+        compiling = Compiling(self.process.pid)
         next_question = 0.0
         while True:
+            self.startup.compiling = compiling.look()
             on_progress(self.startup, self.startup.feed(tail.lines()))
             self._raise_if_over()
             if self.startup.elapsed() > timeout_s:
                 self.process.kill()
                 self.process.wait()
-                last = self.startup.last_line
+                last = f"compiling {name}" if (name := self.startup.compiling) else self.startup.last_line
                 raise StartTimeoutError(
                     f"the engine was not ready after {timeout_s:.0f} s, in phase {self.startup.phase.value}: {last}",
                     hint=f"Full log: {self.process.log}; a longer wait: --startup-timeout SECONDS.",

@@ -58,12 +58,14 @@ class Startup:
     :ivar phase: the current phase.
     :ivar seconds: phase -> seconds spent in phases that are over.
     :ivar last_line: the newest line of the log, without its time stamp.
+    :ivar compiling: the kernel that is being compiled, empty when none is.
     """
 
     clock: Callable[[], float] = time.monotonic
     phase: Phase = Phase.STARTING
     seconds: dict[Phase, float] = field(default_factory=dict)
     last_line: str = ""
+    compiling: str = ""
     began: float = field(init=False)
     _since: float = field(init=False)
 

@@ -170,6 +170,14 @@ def test_start_up_timeout(serve: Serve) -> None:
     serve.assert_nothing_left(seconds=1)
 
 
+def test_says_which_kernel_is_compiled(serve: Serve) -> None:
+    serve.start("--startup-timeout", "5", mode="compiles")
+    assert serve.wait() == 34
+    assert serve.err.count("s  compiling sgl_kernel_jit_marlin, for this and all later starts\n") == 1
+    assert "not ready after 5 s, in phase graphs: compiling sgl_kernel_jit_marlin" in " ".join(serve.err.split())
+    serve.assert_nothing_left()
+
+
 class _Orphan(http.server.BaseHTTPRequestHandler):
     """Answers as an engine does."""
 
