@@ -35,7 +35,7 @@ INVALID = 74
 _LEAST_S = 30  # to measure in, however late it is
 _BOUNDS = {"cuda": ("cuda-graph-max-bs-decode", 2, (8, 16)), "cpu": ("max-running-requests", 1, (4, 8))}
 # Prompts, and tokens of an answer: a rehearsal is to end within the day.
-_LOAD = {"cuda": ["--count", "16", "--max-tokens", "128"], "cpu": ["--count", "8", "--max-tokens", "24"]}
+_LOAD = {"cuda": ["--count", "8", "--max-tokens", "128"], "cpu": ["--count", "8", "--max-tokens", "24"]}
 console = Console(highlight=False, soft_wrap=True)
 
 

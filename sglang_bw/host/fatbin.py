@@ -56,6 +56,19 @@ class Target:
         return gpu // 10 == self.capability // 10 and gpu >= self.capability
 
 
+@dataclass(frozen=True)
+class Entry:
+    """Code for one target.
+
+    :ivar start: of its payload, bytes from the beginning of the file.
+    :ivar size: of its payload, as it is stored.
+    """
+
+    target: Target
+    start: int
+    size: int
+
+
 def targets(path: Path) -> frozenset[Target]:
     """Return what a shared object has kernels for; nothing when it has no device code.
 
@@ -63,15 +76,21 @@ def targets(path: Path) -> frozenset[Target]:
     :raises BadElfError: it is no shared object, or it or a fat binary in it is cut short.
     """
     with elf.opened(path) as opened:
-        found: set[Target] = set()
-        for section in opened.sections:
-            if section.name in SECTIONS:
-                found.update(entries(opened.data, section.start, section.end))
-        return frozenset(found)
+        return frozenset(entry.target for found in of(opened) for entry in found)
 
 
-def entries(data: mmap.mmap | bytes, start: int, end: int) -> Iterator[Target]:
-    """Yield the target of every entry of every container between two offsets.
+def of(opened: elf.SharedObject) -> Iterator[list[Entry]]:
+    """Yield the entries of every container of a shared object.
+
+    :raises BadElfError: a fat binary is cut short.
+    """
+    for section in opened.sections:
+        if section.name in SECTIONS:
+            yield from containers(opened.data, section.start, section.end)
+
+
+def containers(data: mmap.mmap | bytes, start: int, end: int) -> Iterator[list[Entry]]:
+    """Yield the entries of every container between two offsets.
 
     :raises BadElfError: a container or an entry reaches beyond ``end`` or is of no known form.
     """
@@ -84,11 +103,11 @@ def entries(data: mmap.mmap | bytes, start: int, end: int) -> Iterator[Target]:
         body = at + header
         if version != 1 or header < _CONTAINER.size or body + length > end:
             raise elf.BadElfError("a fat binary is cut short, or of a form that is not known")
-        yield from _container(data, body, body + length)
+        yield list(_entries(data, body, body + length))
         start = body + length
 
 
-def _container(data: mmap.mmap | bytes, at: int, end: int) -> Iterator[Target]:
+def _entries(data: mmap.mmap | bytes, at: int, end: int) -> Iterator[Entry]:
     while at + _ENTRY.size <= end:
         kind, _version, header, payload, _packed, _options, _number, capability = _ENTRY.unpack_from(data, at)
         if header < _FLAGS_AT + 8 or at + header + payload > end:
@@ -96,5 +115,5 @@ def _container(data: mmap.mmap | bytes, at: int, end: int) -> Iterator[Target]:
         (flags,) = struct.unpack_from("<Q", data, at + _FLAGS_AT)
         if kind in _KINDS:
             suffix = "a" if flags & _ONLY_THIS else "f" if flags & _FAMILY else ""
-            yield Target(capability, _KINDS[kind], suffix)
+            yield Entry(Target(capability, _KINDS[kind], suffix), at + header, payload)
         at += header + payload

@@ -110,7 +110,7 @@ def test_a_section_cut_inside_a_container_is_told() -> None:
     data = container("sm_90a", "sm_120a")
     for cut in range(4, len(data)):
         with pytest.raises(elf.BadElfError):
-            list(fatbin.entries(data, 0, cut))
+            list(fatbin.containers(data, 0, cut))
 
 
 def test_write_is_readable(tmp_path: Path) -> None:
