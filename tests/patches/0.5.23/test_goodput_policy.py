@@ -56,6 +56,7 @@ def simulate(
     seed: int = 0,
     tokens: int = 4000,
     first_use: float = 0.0,
+    stalled: tuple[int, int, float] | None = None,
 ) -> tuple[float, int, int]:
     """Serve ``tokens`` a request and return regret against the oracle, switches and rounds.
 
@@ -67,6 +68,7 @@ def simulate(
     :param plan_lag: launches after which a plan is followed.
     :param first_use: seconds that the first two times of a step count take longer: kernels are compiled then. They are
         nobody's choice, and in neither sum.
+    :param stalled: round, steps and factor: by so much does a probe of these steps then seem longer.
     """
     from sglang.srt.speculative.goodput_cost import CostTable
     from sglang.srt.speculative.goodput_policy import GoodputPolicy, Plan, Round
@@ -101,6 +103,8 @@ def simulate(
         waiting.append(Round(steps, batch, accepted, shown[0] or None))
         while len(waiting) > lag:
             policy.observe(waiting.popleft())
+        if stalled and rounds == stalled[0]:
+            policy.costs.compare(stalled[1], batch, stalled[2] * costs(stalled[1], batch), 5)
         if policy.plan_due and not coming:
             coming.append((policy.launches + plan_lag, Plan.decode(policy.make_plan().encode())))
         if coming and policy.launches >= coming[0][0]:
@@ -179,6 +183,66 @@ def test_kernels_compiled_at_the_first_use_teach_nothing(
         for seed in range(3)
     ]
     assert max(run[0] for run in runs) <= 0.03
+
+
+@pytest.mark.parametrize("factor", [1.3, 1.8, 3.0])
+@pytest.mark.parametrize(
+    ("steps", "first", "then"),
+    [
+        pytest.param(0, [0.95], REJECTED, id="plain decoding, then drafts are useless"),
+        pytest.param(0, [0.95], [0.2], id="plain decoding, then drafts are poor"),
+        pytest.param(1, [0.95], [0.5, 0.0], id="1 step, then it suffices"),
+        pytest.param(3, REJECTED, [0.5], id="3 steps, then they pay"),
+    ],
+)
+def test_a_probe_that_met_a_stall_is_not_the_last_word(
+    steps: int, first: list[float], then: list[float], factor: float
+) -> None:
+    """Costs of an H200 at batch 4. What looks dear is not asked again: one stall kept drafting on for good (26 %)."""
+    rounds, graphs = {0: 4.95, 1: 6.2, 3: 6.7}, {0: 4.39, 1: 5.07, 3: 5.58}
+    runs = [
+        simulate(
+            fixed(rounds),
+            lambda n: first if n < 300 else then,
+            batches=(4,),
+            table=0.0,
+            start_up=graphs,
+            seed=seed,
+            stalled=(300, steps, factor),
+        )
+        for seed in range(4)
+    ]
+    assert sum(run[0] for run in runs) / 4 <= 0.03
+
+
+def test_a_cost_far_from_what_is_known_has_to_come_twice() -> None:
+    from sglang.srt.speculative.goodput_cost import CostTable
+
+    costs = CostTable({(k, 4): value for k, value in {0: 0.004, 1: 0.005, 3: 0.006}.items()})
+    for _ in range(30):
+        costs.measure(3, 4, 0.006)
+    costs.compare(1, 4, 0.009, 5)
+    assert costs.seconds(1, 4) == pytest.approx(0.005)
+    costs.compare(1, 4, 0.0052, 5)  # so it was a stall
+    assert costs.seconds(1, 4) == pytest.approx(0.0052)
+    assert costs.doubt(1, 4) == 0.25, "one probe is not much"
+    costs.compare(1, 4, 0.0050, 5)
+    assert costs.seconds(1, 4) == pytest.approx(0.0050), "of two the quicker one"
+    assert costs.doubt(1, 4) < 0.05
+    for _ in range(2):
+        costs.compare(0, 4, 0.0058, 5)
+    assert costs.seconds(0, 4) == pytest.approx(0.0058), "twice: it is so"
+
+
+def test_fewer_steps_cost_no_more_than_steps_that_are_known_better() -> None:
+    from sglang.srt.speculative.goodput_cost import CostTable
+
+    costs = CostTable({(k, 4): value for k, value in {0: 0.004, 1: 0.0055, 3: 0.006}.items()})
+    for _ in range(30):
+        costs.measure(3, 4, 0.006)
+    costs.compare(1, 4, 0.0066, 5)
+    assert costs.seconds(1, 4) == pytest.approx(0.006)
+    assert costs.seconds(3, 4) == pytest.approx(0.006)
 
 
 def test_regret_with_drifting_acceptance() -> None:
