@@ -54,6 +54,11 @@ def test_one_hit_block_moves_the_pooled_ratio_and_not_the_median() -> None:
     assert (told["ratio"], told["pooled"], told["interval"]) == (1.0, 0.9, [1.0, 1.0])
 
 
+def test_arms_that_never_differ_are_decided_as_soon_as_there_is_an_interval() -> None:
+    found = rounds.measure(at(dict.fromkeys(ARMS, 100.0)), ARMS, "goodput", least=3, most=21, within=0.0)
+    assert len(found) == 6
+
+
 def test_the_order_turns_round() -> None:
     ran: list[str] = []
 

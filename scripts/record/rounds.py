@@ -33,7 +33,8 @@ def measure(
         found.append({name: run(name) for name in racing[:: 1 if len(found) % 2 == 0 else -1]})
         if len(found) < least:
             continue
-        if (judge(found, own)["half_width"] or math.inf) <= within:
+        width = judge(found, own)["half_width"]
+        if width is not None and width <= within:
             break
         medians = _medians(found)
         bar = CONTENDER * max(medians[name] for name in arms if name != own)
