@@ -33,6 +33,8 @@ DEEPEP: Record = {"moe-a2a-backend": "deepep", "deepep-mode": "low_latency", "mo
                   "chunked-prefill-size": 128}  # fmt: skip
 # Two GPUs of one host need no network between them.
 ENVIRON = {"deepep": {"NVSHMEM_REMOTE_TRANSPORT": "none"}}
+# The first INT4 server on a machine compiles Marlin's MoE kernel; one core takes minutes.
+COMPILING_S = 480.0
 Known = dict[tuple[str, str], list[Answer]]
 """Greedy answers of the plain servers, by model and backend."""
 SPECULATIVE: Record = {"speculative-algorithm": "EAGLE3", **CHAIN}
@@ -72,7 +74,7 @@ def run(bench: Bench) -> None:
         bench.start(arm.name, getattr(options, arm.tree), flags(bench, arm, models[arm.model], draft), environ)
     record["arms"] = {}
     known: Known = {}
-    until = time.monotonic() + options.start_limit
+    until = time.monotonic() + max(options.start_limit, COMPILING_S)
     while chosen:
         if arm := _next(bench, chosen, until):
             chosen.remove(arm)
