@@ -57,6 +57,7 @@ def simulate(
     tokens: int = 4000,
     first_use: float = 0.0,
     stalled: tuple[int, int, float] | None = None,
+    stalls: float = 0.0,
 ) -> tuple[float, int, int]:
     """Serve ``tokens`` a request and return regret against the oracle, switches and rounds.
 
@@ -68,6 +69,7 @@ def simulate(
     :param plan_lag: launches after which a plan is followed.
     :param first_use: seconds that the first two times of a step count take longer: kernels are compiled then. They are
         nobody's choice, and in neither sum.
+    :param stalls: share of rounds that take 2 to 30 ms longer, for nobody's fault and in neither sum.
     :param stalled: round, steps and factor: by so much does a probe of these steps then seem longer.
     """
     from sglang.srt.speculative.goodput_cost import CostTable
@@ -90,6 +92,8 @@ def simulate(
         batch, accept = batches[rounds // 300 % len(batches)], survival(rounds)
         steps = policy.launch(batch)
         seconds = costs(steps, batch) * math.exp(dice.gauss(0, 0.02))
+        if stalls and dice.random() < stalls:
+            seconds += dice.uniform(0.002, 0.03)
         if steps != before and compiling[steps]:
             seconds += first_use
             compiling[steps] -= 1
@@ -215,6 +219,30 @@ def test_a_probe_that_met_a_stall_is_not_the_last_word(
     assert sum(run[0] for run in runs) / 4 <= 0.03
 
 
+@pytest.mark.parametrize("rate", [0.0, 0.2, 0.4, 0.8])
+def test_regret_where_three_rounds_in_a_hundred_stall(rate: float) -> None:
+    """Costs of an H200 at batch 16; with bw.3 one run in eight drafted on where that loses a third."""
+    rounds, graphs = {0: 5.17, 1: 8.49, 3: 9.9}, {0: 4.54, 1: 6.32, 3: 6.96}
+    runs = [
+        simulate(fixed(rounds), lambda _: [rate], table=0.0, start_up=graphs, seed=seed, stalls=0.03, tokens=8000)
+        for seed in range(8)
+    ]
+    assert sum(run[0] for run in runs) / 8 <= 0.03
+    assert max(run[0] for run in runs) <= 0.06
+
+
+def test_a_timing_probe_survives_one_stall() -> None:
+    """Gaps show a round one or two launches late; the median of those that show the probe alone is its time."""
+    from sglang.srt.speculative.goodput_policy import _Bill
+
+    for late in (1, 2):
+        shown = [0.004] * late + [0.006] * 5 + [0.004] * (3 - late)
+        for stalled in range(8):
+            gaps = [gap + 0.02 * (at == stalled) for at, gap in enumerate(shown)]
+            bill = _Bill(0, 0, 3, 4, rounds=5, wake=3, seconds=sum(gaps), gaps=gaps)
+            assert bill.round_seconds(0.004, 0.0) == pytest.approx(0.006)
+
+
 def test_a_cost_far_from_what_is_known_has_to_come_twice() -> None:
     from sglang.srt.speculative.goodput_cost import CostTable
 
@@ -223,11 +251,11 @@ def test_a_cost_far_from_what_is_known_has_to_come_twice() -> None:
         costs.measure(3, 4, 0.006)
     costs.compare(1, 4, 0.009, 5)
     assert costs.seconds(1, 4) == pytest.approx(0.005)
-    costs.compare(1, 4, 0.0052, 5)  # so it was a stall
-    assert costs.seconds(1, 4) == pytest.approx(0.0052)
+    costs.compare(1, 4, 0.0057, 5)  # so it was a stall
+    assert costs.seconds(1, 4) == pytest.approx(0.0057)
     assert costs.doubt(1, 4) == 0.25, "one probe is not much"
     costs.compare(1, 4, 0.0050, 5)
-    assert costs.seconds(1, 4) == pytest.approx(0.0050), "of two the quicker one"
+    assert costs.seconds(1, 4) == pytest.approx(0.0050), "of two that differ the quicker one"
     assert costs.doubt(1, 4) < 0.05
     for _ in range(2):
         costs.compare(0, 4, 0.0058, 5)
