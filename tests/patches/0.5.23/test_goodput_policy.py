@@ -189,7 +189,7 @@ def test_kernels_compiled_at_the_first_use_teach_nothing(
     assert max(run[0] for run in runs) <= 0.03
 
 
-@pytest.mark.parametrize("factor", [1.3, 1.8, 3.0])
+@pytest.mark.parametrize("factor", [1.5, 1.8, 3.0])
 @pytest.mark.parametrize(
     ("steps", "first", "then"),
     [
@@ -251,12 +251,11 @@ def test_a_cost_far_from_what_is_known_has_to_come_twice() -> None:
         costs.measure(3, 4, 0.006)
     costs.compare(1, 4, 0.009, 5)
     assert costs.seconds(1, 4) == pytest.approx(0.005)
-    costs.compare(1, 4, 0.0057, 5)  # so it was a stall
-    assert costs.seconds(1, 4) == pytest.approx(0.0057)
-    assert costs.doubt(1, 4) == 0.25, "one probe is not much"
+    costs.compare(1, 4, 0.0052, 5)  # so it was a stall
+    assert costs.seconds(1, 4) == pytest.approx(0.0052)
+    costs.compare(1, 4, 0.0090, 5)
     costs.compare(1, 4, 0.0050, 5)
-    assert costs.seconds(1, 4) == pytest.approx(0.0050), "of two that differ the quicker one"
-    assert costs.doubt(1, 4) < 0.05
+    assert costs.seconds(1, 4) == pytest.approx(0.0051), "a stall between them changes nothing"
     for _ in range(2):
         costs.compare(0, 4, 0.0058, 5)
     assert costs.seconds(0, 4) == pytest.approx(0.0058), "twice: it is so"
