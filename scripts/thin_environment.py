@@ -54,13 +54,16 @@ def main() -> int:
     options = parse()
     base = options.base or series.newest_base(series.patches_root())
     lock = series.patches_root() / base / "locks" / f"cuda-{options.python}-x86_64.txt"
+    if not lock.exists():
+        console.print(f"error: {base} has no CUDA lock for Python {options.python}: {lock.name}", style="red")
+        return 2
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=options.out) as scratch:
         site = Path(scratch) / "site"
         names = list(wanted(lock.read_text(), "|".join((WITHOUT, *options.without)), options.include))
         console.print(f"installing {len(names)} packages of {lock.name}")
         install(names, site, options.python, Path(scratch))
-        saved = drop(site) + sum(thin(path, capability(options.arch)) for path in libraries(site))
+        saved = drop(site) + sum(thin(path, options.arch) for path in libraries(site))
         console.print(f"{saved / 1e9:.1f} GB left out; packing")
         folders = {"site": site} | dict(options.also)
         parts = list(pack(folders, options.out))
@@ -76,7 +79,7 @@ def parse() -> argparse.Namespace:
     """Return the options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--base", help="upstream version, default the newest with a series")
-    parser.add_argument("--arch", default="sm120", help="kernels of this architecture are kept (sm120)")
+    parser.add_argument("--arch", type=_arch, default="sm120", help="kernels of this architecture are kept (sm120)")
     parser.add_argument("--python", default="3.12", help="of the GPU machine (3.12)")
     parser.add_argument("--out", type=Path, required=True, help="folder for the parts")
     parser.add_argument("--without", nargs="*", default=[], metavar="REGEX", help="packages to leave out, too")
@@ -85,6 +88,13 @@ def parse() -> argparse.Namespace:
         "--also", nargs="*", type=_folder, default=[], metavar="NAME=FOLDER", help="folders to pack beside it"
     )
     return parser.parse_args()
+
+
+def _arch(word: str) -> tuple[int, int]:
+    try:
+        return capability(word)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{word!r} is no architecture such as sm120") from error
 
 
 def _folder(word: str) -> tuple[str, Path]:
