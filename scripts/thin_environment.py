@@ -28,6 +28,7 @@ from pathlib import Path
 import zstandard
 from rich.console import Console
 
+from sglang_bw.bundle.archive import PartWriter
 from sglang_bw.fork import series
 from sglang_bw.host import elf, fatbin
 from sglang_bw.host.arch import capability
@@ -160,38 +161,19 @@ def thin(path: Path, gpu: tuple[int, int]) -> int:
     return saved
 
 
-class Parts:
-    """A file that is written in parts of equal size."""
-
-    def __init__(self, folder: Path, size: int) -> None:
-        self.folder, self.size = folder, size
-        self.paths: list[Path] = []
-        self._room = 0
-
-    def write(self, data: bytes) -> int:
-        """Append."""
-        rest = memoryview(data)
-        while rest:
-            if not self._room:
-                self.paths.append(self.folder / f"part{len(self.paths):02}")
-                self.paths[-1].write_bytes(b"")
-                self._room = self.size
-            with self.paths[-1].open("ab") as file:
-                written = file.write(rest[: self._room])
-            self._room -= written
-            rest = rest[written:]
-        return len(data)
-
-
 def pack(folders: dict[str, Path], out: Path, size: int = PART) -> list[Path]:
     """Write folders as one compressed archive in parts."""
-    parts = Parts(out, size)
     settings = zstandard.ZstdCompressionParameters.from_level(LEVEL, window_log=WINDOW_LOG, threads=-1)
     compressor = zstandard.ZstdCompressor(compression_params=settings)
-    with compressor.stream_writer(parts) as stream, tarfile.open(fileobj=stream, mode="w|") as archive:  # type: ignore[arg-type]
-        for name, folder in folders.items():
-            archive.add(folder, name)
-    return parts.paths
+    with PartWriter(out, "part", size) as parts:
+        with (
+            compressor.stream_writer(parts, closefd=False) as stream,
+            tarfile.open(fileobj=stream, mode="w|") as archive,
+        ):  # type: ignore[arg-type]
+            for name, folder in folders.items():
+                archive.add(folder, name)
+        parts.finish()
+        return [out / part.file for part in parts.parts]
 
 
 def carry_decompressor(site: Path, out: Path) -> None:

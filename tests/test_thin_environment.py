@@ -88,7 +88,7 @@ def test_what_was_packed_is_there_after_unpacking(tmp_path: Path) -> None:
     (engine / "noise").write_bytes(os.urandom(300_000))
     parts.mkdir()
     paths = thin.pack({"site": site, "engine": engine}, parts, size=100_000)
-    assert [path.name for path in paths] == [f"part{number:02}" for number in range(len(paths))]
+    assert [path.name for path in paths] == [f"part.{number:03}" for number in range(len(paths))]
     assert {path.stat().st_size for path in paths[:-1]} == {100_000}
     thin.carry_decompressor(site, parts)
     shutil.copy(thin.UNPACK, parts)

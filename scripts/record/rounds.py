@@ -13,7 +13,7 @@ Round = dict[str, Block]
 """What each arm that ran did in one round."""
 
 CONTENDER = 0.9
-"""An arm that reaches less of the best other's median can no longer be the best, and is measured no more."""
+"""An arm that reaches less of the best other's median is taken to be beaten, and measured no more."""
 
 
 def measure(
