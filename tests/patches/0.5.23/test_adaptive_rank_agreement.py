@@ -15,8 +15,10 @@ from pathlib import Path
 import pytest
 
 RANKS = 3
+# A rank ends by os._exit: gloo's worker threads may still hold a finished tensor, and one that asks for the interpreter
+# while it shuts down ends the process with SIGABRT.
 RANK_PROGRAM = """
-import random, sys, zlib
+import os, random, sys, zlib
 import torch.distributed as dist
 from sglang.srt.speculative import adaptive_spec_params as params
 
@@ -48,10 +50,11 @@ for number in range(rounds):
             policy.on_round(waiting.pop(0))
     else:
         policy.on_verify_complete(accepted, batch)
-print(zlib.crc32(bytes(chosen)), len(set(chosen)))
+print(zlib.crc32(bytes(chosen)), len(set(chosen)), flush=True)
+os._exit(0)
 """
 CHECK_PROGRAM = """
-import sys
+import os, sys
 import torch.distributed as dist
 from sglang.srt.speculative.rank_agreement import RankAgreement, RanksDisagree
 
@@ -62,7 +65,8 @@ agreement.check([1, 2, 3])
 try:
     agreement.check([1, 2 + (rank == 2), 3])
 except RanksDisagree as error:
-    print(error)
+    print(error, flush=True)
+os._exit(0)
 """
 
 
