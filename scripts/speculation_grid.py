@@ -5,9 +5,9 @@
 The arms: ``off`` (a server without speculation), ``fixed`` (3 steps), ``stock`` (upstream's --speculative-adaptive with
 its default configuration) and ``goodput`` (--speculative-adaptive-policy goodput). Random weights in the shape of an 8B
 Llama with a matching one-layer draft; the accept length is simulated and set while the servers run. At each point an
-adaptive arm runs one block that is not counted (the others at a new batch size only), then every arm one block a round,
-the order reversed in every other round; arms that are far behind drop out. A point's number is goodput over the best
-other arm, the median of ratios within a round; it is measured until its 95 % interval is narrow enough.
+adaptive arm runs blocks that are not counted (the others one, at a new batch size only), then every arm one block a
+round, the order reversed in every other round; arms that are far behind drop out. A point's number is goodput over the
+best other arm, the median of ratios within a round; it is measured until its 95 % interval is narrow enough.
 
 Every server captures graphs of the sitting's batches only. Two sittings may run side by side, each on a GPU of its own:
 
@@ -32,7 +32,7 @@ from pathlib import Path
 from gpu_record import _folder, machine
 from record import rounds
 from record.servers import CHAIN, SHAPES, Record, Server, keep_apart, speed_flags, start_engine, wait_all
-from record.speed import block
+from record.speed import PROMPT_TOKENS, block
 from rich.console import Console
 from rich.table import Table
 
@@ -46,6 +46,8 @@ ARMS: dict[str, Record] = {
     "goodput": ADAPTIVE | {"speculative-adaptive-policy": "goodput"},
 }
 SETTLE_S = 0.1
+ROOM_TOKENS = 64
+"""What an answer may take beyond its tokens: drafts of the last rounds, and a page."""
 console = Console(highlight=False, width=150)
 
 
@@ -58,21 +60,20 @@ def main() -> int:
     names = ["off", "goodput"] if options.explore else options.arms
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     began = time.monotonic()
-    grid = Grid(options, scratch, names)
+    grid = Grid(options, scratch)
+    in_time = True
     try:
+        grid.start(names)
         wait_all(list(grid.servers.values()), options.start_limit)
         console.print(f"{len(names)} servers ready after {time.monotonic() - began:.0f} s")
         if options.keep_apart:
             record["cores"] = keep_apart(list(grid.servers.values()))
-        record["flags"] = grid.flags
-        record["points"] = {}
+        record |= {"flags": grid.flags, "points": {}, "blocks": grid.blocks}
         measure = grid.explore if options.explore else grid.point
-        for length, batch in options.points or [
-            (length, batch) for batch in options.batches for length in options.lengths
-        ]:
-            if time.monotonic() - began > options.limit:
+        for length, batch in options.points:
+            if not (in_time := time.monotonic() - began < options.limit):
                 console.print("time is up: the other points are not measured")
-                return 1
+                break
             record["points"][f"{length}x{batch}"] = measure(length, batch)
             options.out.write_text(json.dumps(record, indent=1) + "\n")
     finally:
@@ -83,7 +84,7 @@ def main() -> int:
         record["servers"] = {name: told(server) for name, server in grid.servers.items()}
         options.out.write_text(json.dumps(record, indent=1) + "\n")
     report(record)
-    return 0
+    return 0 if in_time else 1
 
 
 def parse() -> argparse.Namespace:
@@ -100,7 +101,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--arms", nargs="+", choices=list(ARMS), default=list(ARMS), help="goodput and one more at least"
     )
-    parser.add_argument("--adapt", type=int, default=1, metavar="BLOCKS", help="of an adaptive arm before a point (1)")
+    parser.add_argument("--adapt", type=int, default=1, metavar="BLOCKS", help="of goodput before a point (1)")
     parser.add_argument("--rounds", type=int, default=3, help="of all arms, at least (3)")
     parser.add_argument("--most", type=int, default=21, help="rounds of a point (21)")
     parser.add_argument("--within", type=float, default=0.02, help="half-width at which a point ends (0.02)")
@@ -123,26 +124,34 @@ def _point(word: str) -> tuple[float, int]:
 class Grid:
     """The servers and their control files."""
 
-    def __init__(self, options: argparse.Namespace, scratch: Path, names: list[str]) -> None:
-        self.options = options
+    def __init__(self, options: argparse.Namespace, scratch: Path) -> None:
+        self.options, self.scratch = options, scratch
         self.vocabulary = SHAPES[options.shape]["vocab"]
         batches = sorted({batch for _, batch in options.points})
-        self.largest = batches[-1]
-        self.flags = speed_flags(scratch, options.device, options.shape) | {"max-running-requests": self.largest}
+        largest = batches[-1]
+        self.flags = speed_flags(scratch, options.device, options.shape)
+        # EAGLE would set 48. The engine admits a request only where its whole answer has room.
+        self.flags |= {"max-running-requests": max(64, largest)}
+        self.flags["max-total-tokens"] = max(32768, largest * (PROMPT_TOKENS + options.tokens + ROOM_TOKENS))
         if options.device == "cuda":
             # Graphs take most of a start: prefill is not what is measured, and no other batches are sent.
-            self.flags |= {"cuda-graph-max-bs-decode": self.largest, "disable-prefill-cuda-graph": None}
+            self.flags |= {"cuda-graph-max-bs-decode": largest, "disable-prefill-cuda-graph": None}
             self.flags["cuda-graph-bs-decode"] = batches
         self.servers: dict[str, Server] = {}
         self.controls: dict[str, Path] = {}
         self.seed = 0
         self.warm: set[int] = set()
+        self.blocks: list[Record] = []
+
+    def start(self, names: list[str]) -> None:
+        """Start the servers, one with the policy when the others are ready."""
+        options, scratch = self.options, self.scratch
         for name in names:
             flags = {key: value for key, value in self.flags.items() if name != "off" or key not in SPECULATIVE}
             self.controls[name] = scratch / f"{name}.control"
             self.control(name, 3.0)
             environ = {"BW_CONTROL": str(self.controls[name]), "PYTHONPATH": f"{INJECT}:{options.engine}"}
-            if options.rounds_log:
+            if options.rounds_log and name == "goodput":
                 environ["BW_ROUNDS"] = str(options.out.with_suffix(f".{name}.rounds"))
             if name == "goodput":
                 # It times its graphs at the start: nobody else may use the GPU then.
@@ -156,7 +165,10 @@ class Grid:
     def run(self, name: str, batch: int) -> tuple[float, float]:
         """One block: output tokens per second, accept length."""
         self.seed += 1
-        return block(self.servers[name], batch, self.options.tokens, self.vocabulary, self.seed)
+        began = time.time()
+        measured = block(self.servers[name], batch, self.options.tokens, self.vocabulary, self.seed)
+        self.blocks.append({"arm": name, "batch": batch, "began": round(began, 3), "seconds": time.time() - began})
+        return measured
 
     def point(self, length: float, batch: int) -> Record:
         """All arms at one accept length and batch."""
@@ -164,8 +176,8 @@ class Grid:
             self.control(name, length)
         time.sleep(SETTLE_S)
         for name in self.servers:
-            adapts = "speculative-adaptive" in ARMS[name]
-            for _ in range(self.options.adapt if adapts else batch not in self.warm):
+            adapts = {"goodput": self.options.adapt, "stock": 1}
+            for _ in range(adapts.get(name, batch not in self.warm)):
                 self.run(name, batch)
         self.warm.add(batch)
         options = self.options
@@ -178,12 +190,12 @@ class Grid:
             within=options.within,
         )
         others = [name for name in self.servers if name in ("off", "fixed")]
-        result = rounds.judge(found, "goodput")
+        result = rounds.judge(found, "goodput", options.within)
         result["stock_ratio"] = rounds.ratio(found, "stock", others) if "stock" in self.servers and others else None
         speeds = ", ".join(f"{name} {arm['tokens_per_second']}" for name, arm in result["arms"].items())
         console.print(
             f"{length} x {batch}: {speeds}; goodput/best {result['ratio']} {result['interval']} ({result['pooled']} "
-            f"of all time) in {len(found)} rounds, stock/best {result['stock_ratio']}"
+            f"of all time) in {len(found)} rounds, {result['verdict']}; stock/best {result['stock_ratio']}"
         )
         return result
 
@@ -219,7 +231,8 @@ def told(server: Server) -> Record:
     words = ("Goodput policy", "Timed ", "Built adaptive", "Adaptive spec params")
     log = server.log.read_text(errors="replace").splitlines()
     lines = [line for line in log if any(word in line for word in words)]
-    return server.told() | {"policy": [line[:300] for line in lines[:60]], "policy_lines": len(lines)}
+    found = server.told() | {"policy": [line[:300] for line in lines[:60]], "policy_lines": len(lines)}
+    return found if server.ready_s else found | {"end_of_log": log[-40:]}
 
 
 def report(record: Record) -> None:
@@ -228,17 +241,19 @@ def report(record: Record) -> None:
     if not points or "arms" not in next(iter(points.values())):
         return
     arms = list(next(iter(points.values()))["arms"])
-    heads = ("goodput/best", "95 % interval", "of all time", "rounds", "stock/best of off, fixed")
+    heads = ("goodput/best", "95 % interval", "of all time", "rounds", "verdict", "stock/best of off, fixed")
     table = Table("accept length x batch", *arms, "best", *heads, box=None)
     for name, row in points.items():
         speeds = [str(row["arms"][arm]["tokens_per_second"]) for arm in arms]
         number = len(row["arms"]["goodput"]["blocks"])
-        said = (row["best"], row["ratio"], row["interval"], row["pooled"], number, row["stock_ratio"])
+        said = (row["best"], row["ratio"], row["interval"], row["pooled"], number, row["verdict"], row["stock_ratio"])
         table.add_row(name, *speeds, *map(str, said))
     console.print(table)
     stock = [row["stock_ratio"] for row in points.values() if row["stock_ratio"] is not None]
+    decided = [row["ratio"] for row in points.values() if row["verdict"] != "undecided"]
     console.print(
-        f"minimum: goodput {min(row['ratio'] for row in points.values())}, stock {min(stock, default='not run')}"
+        f"{len(decided)} of {len(points)} points decided; minimum of those: goodput {min(decided, default='none')}; "
+        f"minimum of all: stock {min(stock, default='not run')}"
     )
 
 

@@ -1,6 +1,6 @@
 """A small CUDA environment for a GPU machine without a registry: the engine's packages, one architecture, in parts.
 
-    python scripts/thin_environment.py --arch sm90 --python 3.12 --out DIR [--also engine=FOLDER ...]
+    python scripts/thin_environment.py --arch sm90 --python 3.12 --out DIR [--measuring] [--also NAME=FOLDER ...]
 
 Of the base's CUDA lock it leaves out what the engine does without (`WITHOUT`; the machine has CUDA's own libraries, as
 every PyTorch installation does), files that are for building only, and the device code of every other architecture. On
@@ -8,6 +8,10 @@ every PyTorch installation does), files that are for building only, and the devi
 parts and `unpack.sh`, for a machine with a Python of that version whose PyTorch has its CUDA libraries:
 
     sh unpack.sh INTO          # a minute; then: . INTO/env.sh; python ...
+
+`--measuring` adds this checkout, the tool with its packages, and both engines; then, for instance:
+
+    cd INTO/checkout; python scripts/gpu_experiment.py --engine-tree INTO/patched --out DIR
 
 What was left out is missed where a flag asks for it: FlashAttention 3, FlashInfer, TileLang, DeepGEMM (`--with`).
 """
@@ -25,6 +29,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import carried
 import zstandard
 from rich.console import Console
 
@@ -40,7 +45,7 @@ LEVEL, WINDOW_LOG, PART = 9, 27, 61_000_000
 WITHOUT = (
     r"flashinfer-.*|flash-attn-4|tilelang|z3-solver|quack-kernels|humming-kernels|sgl-deep-.*|torchcodec|datasets|pyarrow"
     r"|modelscope.*|py-spy|llvmlite|numba|nvidia-cutlass-dsl-libs-cu12|nvidia-mathdx|nccl-extensions|nvshmem4py-cu13|cuda-toolkit"
-    r"|nvidia-(cublas|cu(da|dnn-cu|fft|file|rand|solver|sparse).*|nvjitlink|nvshmem-.*|nvtx|nvvm)"
+    r"|vl-convert-python|nvidia-(cublas|cu(da|dnn-cu|fft|file|rand|solver|sparse).*|nvjitlink|nvshmem-.*|nvtx|nvvm)"
 )
 # In every package; for building and testing only.
 FILES = (
@@ -53,20 +58,29 @@ console = Console(highlight=False)
 def main() -> int:
     """Install, thin, pack."""
     options = parse()
-    base = options.base or series.newest_base(series.patches_root())
-    lock = series.patches_root() / base / "locks" / f"cuda-{options.python}-x86_64.txt"
+    root = series.patches_root()
+    base = options.base or series.newest_base(root)
+    lock = root / base / "locks" / f"cuda-{options.python}-x86_64.txt"
     if not lock.exists():
         console.print(f"error: {base} has no CUDA lock for Python {options.python}: {lock.name}", style="red")
         return 2
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=options.out) as scratch:
         site = Path(scratch) / "site"
-        names = list(wanted(lock.read_text(), "|".join((WITHOUT, *options.without)), options.include))
-        console.print(f"installing {len(names)} packages of {lock.name}")
+        locks = [lock.read_text()]
+        if options.measuring:
+            locks.append(carried.tool_lock(wanted(locks[0], "", []), options.python, Path(scratch)))
+        without = "|".join((WITHOUT, *options.without))
+        names = list(dict.fromkeys(name for text in locks for name in wanted(text, without, options.include)))
+        console.print(f"installing {len(names)} packages")
         install(names, site, options.python, Path(scratch))
         saved = drop(site) + sum(thin(path, options.arch) for path in libraries(site))
         console.print(f"{saved / 1e9:.1f} GB left out; packing")
-        folders = {"site": site} | dict(options.also)
+        folders = {"site": site, **dict(options.also)}
+        if options.measuring:
+            carried.tool(site)
+            folders["checkout"] = carried.checkout(Path(scratch) / "checkout")
+            folders |= carried.engines(series.Series.load(root, base), options.python, Path(scratch))
         parts = list(pack(folders, options.out))
         carry_decompressor(site, options.out)
     (options.out / "python").write_text(options.python + "\n")
@@ -85,6 +99,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="folder for the parts")
     parser.add_argument("--without", nargs="*", default=[], metavar="REGEX", help="packages to leave out, too")
     parser.add_argument("--with", dest="include", nargs="*", default=[], metavar="NAME", help="packages to keep")
+    parser.add_argument("--measuring", action="store_true", help="add the checkout, the tool and both engines")
     parser.add_argument(
         "--also", nargs="*", type=_folder, default=[], metavar="NAME=FOLDER", help="folders to pack beside it"
     )
@@ -114,8 +129,8 @@ def install(names: list[str], site: Path, python: str, scratch: Path) -> None:
     """Install wheels for another Python into a folder."""
     (scratch / "requirements.txt").write_text("\n".join(names) + "\n")
     command = [
-        *(sys.executable, "-m", "uv", "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:"),
-        *("--target", str(site), "--python-version", python, "--python-platform", "x86_64-manylinux_2_34"),
+        *(*carried.UV, "install", "--quiet", "--no-deps", "--only-binary", ":all:"),
+        *("--target", str(site), "--python-version", python, "--python-platform", carried.PLATFORM),
         *("--link-mode", "copy", "--requirements", str(scratch / "requirements.txt")),
     ]
     subprocess.run(command, check=True)

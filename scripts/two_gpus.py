@@ -141,7 +141,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     part("--lengths", type=float, nargs="*", default=[3.0, 1.5], help="simulated; none: compare decisions only")
     part("--policy-batches", type=int, nargs="+", default=[1, 8, 32])
     part("--policy-tokens", type=int, default=256)
-    part("--adapt", type=int, default=2, metavar="BLOCKS", help="of the policy before a point is measured")
+    part("--adapt", type=int, default=4, metavar="BLOCKS", help="of the policy before a point is measured")
     part("--rounds", type=int, default=3, help="of all arms at a point, at least")
     part("--most", type=int, default=15, help="rounds of a point")
     part("--within", type=float, default=0.02, help="half-width of its interval at which a point ends")

@@ -27,7 +27,7 @@ folders() { find "$1/nvidia" -name '*.so*' -printf '%h\n' 2>/dev/null | sort -u;
 libraries=$( (folders "$site"; folders "$host") | tr '\n' ':')
 cat >env.sh <<EOF
 export PATH="$into/v/bin:\$PATH" LD_LIBRARY_PATH="$libraries\${LD_LIBRARY_PATH:-}"
-export SGLANG_DISABLE_CUDNN_CHECK=1 HF_HUB_OFFLINE=1
+export SGLANG_DISABLE_CUDNN_CHECK=1 HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 GLOO_SOCKET_IFNAME=lo PYTHONUNBUFFERED=1
 unset PYTHONDONTWRITEBYTECODE
 EOF
 v/bin/python -m compileall -q -j 0 "$site" >/dev/null 2>&1 || true

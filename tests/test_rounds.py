@@ -31,12 +31,13 @@ def counts(found: list[rounds.Round]) -> dict[str, int]:
 def test_arms_that_are_far_behind_drop_out_and_it_ends_when_it_is_decided() -> None:
     speeds = {"off": 100.0, "fixed": 60.0, "stock": 95.0, "goodput": 98.0}
     found = rounds.measure(at(speeds, 0.005), ARMS, "goodput", least=3, most=21, within=0.02)
-    assert counts(found) == {"off": 6, "fixed": 3, "stock": 6, "goodput": 6}, "no interval below six rounds"
+    assert counts(found) == {"off": 7, "fixed": 3, "stock": 7, "goodput": 7}, "no interval below six, and two in a row"
     told = rounds.judge(found, "goodput")
     assert told["best"] == "off"
     assert told["ratio"] == pytest.approx(0.98, abs=0.01)
     assert told["half_width"] <= 0.02
-    assert told["arms"]["fixed"]["blocks"][3:] == [None] * 3
+    assert told["verdict"] == "passes"
+    assert told["arms"]["fixed"]["blocks"][3:] == [None] * 4
     assert rounds.ratio(found, "stock", ["off", "fixed"]) == pytest.approx(0.95, abs=0.01)
 
 
@@ -44,7 +45,24 @@ def test_it_ends_undecided_after_the_most_rounds() -> None:
     speeds = dict.fromkeys(ARMS, 100.0)
     found = rounds.measure(at(speeds, 0.2), ARMS, "goodput", least=3, most=9, within=0.02)
     assert len(found) == 9
-    assert rounds.judge(found, "goodput")["half_width"] > 0.02
+    told = rounds.judge(found, "goodput")
+    assert told["half_width"] > 0.02
+    assert told["verdict"] == "undecided"
+
+
+def test_one_narrow_interval_ends_nothing() -> None:
+    speeds = iter([100.0] * 12 + [100.0, 50.0] + [100.0, 150.0] * 3)
+    found = rounds.measure(lambda _: (next(speeds), 1.0), ["off", "goodput"], "goodput", least=3, most=9, within=0.02)
+    assert len(found) == 9
+
+
+def test_an_interval_below_the_bar_fails() -> None:
+    found = rounds.measure(
+        at({"off": 100.0, "goodput": 95.0}, 0.002), ["off", "goodput"], "goodput", least=3, most=9, within=0.02
+    )
+    assert rounds.judge(found, "goodput")["verdict"] == "fails"
+    assert rounds.judge(found, "goodput", within=1e-6)["verdict"] == "undecided"
+    assert rounds.judge(found[:5], "goodput")["verdict"] == "undecided", "there is no interval"
 
 
 def test_one_hit_block_moves_the_pooled_ratio_and_not_the_median() -> None:
@@ -54,9 +72,9 @@ def test_one_hit_block_moves_the_pooled_ratio_and_not_the_median() -> None:
     assert (told["ratio"], told["pooled"], told["interval"]) == (1.0, 0.9, [1.0, 1.0])
 
 
-def test_arms_that_never_differ_are_decided_as_soon_as_there_is_an_interval() -> None:
+def test_arms_that_never_differ_are_decided_by_the_second_interval() -> None:
     found = rounds.measure(at(dict.fromkeys(ARMS, 100.0)), ARMS, "goodput", least=3, most=21, within=0.0)
-    assert len(found) == 6
+    assert len(found) == 7
 
 
 def test_the_order_turns_round() -> None:

@@ -9,11 +9,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from sglang_bw.fork import upstream
+from sglang_bw.fork.series import Series
 from sglang_bw.host import elf, fatbin
 from tests.conftest import CHECKOUT
+from tests.fakeupstream import VERSION, FakeUpstream, patched
 from tests.host.fake_binary import container, entry, shared_object
 
 sys.path.append(str(CHECKOUT / "scripts"))
+import carried
 import thin_environment as thin
 
 CODE = b"\x17" * 24
@@ -109,6 +115,44 @@ def test_what_was_packed_is_there_after_unpacking(tmp_path: Path) -> None:
     line = f"{done.stdout}python -c '{program}'"
     said = subprocess.run(["sh", "-c", line], env=environ, capture_output=True, text=True, check=False)
     assert said.stdout == f"here {into}/v\n", said.stderr
+
+
+def test_the_checkout_is_carried_without_what_git_ignores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = tmp_path / "made"
+    for name in (".gitignore", "a/new", "a/old", "left/out", "gone"):
+        (made / name).parent.mkdir(parents=True, exist_ok=True)
+        (made / name).write_text("left/\n" if name == ".gitignore" else name)
+    for command in (["init", "-q"], ["add", "a/old", "gone"]):
+        subprocess.run(["git", *command], cwd=made, check=True)
+    (made / "gone").unlink()
+    (made / "a" / "old").write_text("changed")
+    monkeypatch.setattr(carried, "ROOT", made)
+    found = carried.checkout(tmp_path / "copy")
+    files = {str(path.relative_to(found)): path.read_text() for path in found.rglob("*") if path.is_file()}
+    assert files == {".gitignore": "left/\n", "a/new": "a/new", "a/old": "changed"}
+
+
+def test_both_engines_are_carried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    fake = patched(FakeUpstream(tmp_path / "upstream"))
+    fake.pin()
+    upstream.keep(fake.wheel)
+    found = carried.engines(Series.load(fake.root, VERSION), "3.12", tmp_path / "into")
+    assert list(found) == ["stock", "patched"]
+    stock, own = (folder / "sglang" for folder in found.values())
+    assert (stock / "tool.sh").exists()
+    assert (own / "added.py").exists()
+    assert not (own / "tool.sh").exists(), "the series removes it"
+
+
+@pytest.mark.environments
+def test_the_tool_agrees_with_the_engine_about_versions(tmp_path: Path) -> None:
+    lock = (CHECKOUT / "patches" / "0.5.23" / "locks" / "cuda-3.12-x86_64.txt").read_text()
+    engine = list(thin.wanted(lock, "", []))
+    own = list(thin.wanted(carried.tool_lock(engine, "3.12", tmp_path), "", []))
+    names = {line.partition("==")[0] for line in engine}
+    assert {line for line in own if line.partition("==")[0] in names} <= set(engine)
+    assert {"installer", "optuna", "unidiff"} <= {line.partition("==")[0] for line in own}
 
 
 def test_the_script_is_clean() -> None:

@@ -288,6 +288,32 @@ def bench(tmp_path: Path) -> Bench:
     return Bench(options, tmp_path)
 
 
+def test_what_a_probe_measured_is_kept_when_it_is_ended(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.options.hidden, bench.options.device = [4096], "cpu"
+    bench.begin("allreduce")
+
+    def ended(words: list[str], **_: Any) -> None:
+        rest = dict.fromkeys(("failures", "versions", "hidden", "gpus", "taken"))
+        found: Record = {**rest, "latencies": [{"backend": "nccl"}], "complete": False}
+        Path(words[words.index("--out") + 1]).write_text(json.dumps(found))
+        raise SystemExit(143)
+
+    monkeypatch.setattr(subprocess, "run", ended)
+    with pytest.raises(SystemExit):
+        allreduce.run(bench)
+    kept = read_part(bench.scratch, "allreduce")["sizes"]["4096"]
+    assert (kept["latencies"], kept["complete"], kept["exit_code"]) == ([{"backend": "nccl"}], False, None)
+
+
+def test_ranks_that_decide_otherwise_in_the_grid_fail_the_part(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.options.seconds = bench.options.slow_seconds = 0.0
+    bench.begin("policy")
+    differs = decisions.compare({"rank0": _lines(5), "rank1": _lines(6)}, 2)
+    monkeypatch.setattr(policy, "measure", lambda bench, _: bench.record["agreement"].update(grid=differs))
+    with pytest.raises(RuntimeError, match="did not decide the same: grid"):
+        policy.run(bench)
+
+
 def test_arms_differ_in_nothing_else(bench: Bench) -> None:
     assert arms.flags(bench, "stock") == arms.flags(bench, "patched")
     off, goodput = arms.flags(bench, "off"), arms.flags(bench, "goodput")

@@ -24,8 +24,7 @@ def run(bench: Bench) -> None:
     bench.record["pcie_ipc"] = _links(bench)
     bench.keep()
     for hidden in options.hidden:
-        bench.record["sizes"][str(hidden)] = _probe(bench, hidden)
-        bench.keep()
+        _probe(bench, hidden)
     if bad := [name for name, found in bench.record["sizes"].items() if not found["latencies"]]:
         raise RuntimeError(f"nothing was measured at hidden {', '.join(bad)}")
 
@@ -40,17 +39,26 @@ def command(hidden: int, out: Path, device: str, tree: Path, rows: str, repetiti
     ]
 
 
-def _probe(bench: Bench, hidden: int) -> Record:
+def _probe(bench: Bench, hidden: int) -> None:
     options = bench.options
     out, log = bench.scratch / f"allreduce-{hidden}.json", bench.scratch / f"allreduce-{hidden}.log"
     words = command(hidden, out, options.device, options.patched, options.rows, options.repetitions, options.ways)
-    with log.open("w") as file:
-        done = subprocess.run(words, stdout=file, stderr=subprocess.STDOUT, check=False, env=dict(os.environ))
-    if not out.exists():
-        raise RuntimeError(f"the probe ended with {done.returncode}: {log.read_text(errors='replace')[-1500:]}")
-    found: Record = json.loads(out.read_text())
-    kept = ("latencies", "failures", "versions", "complete", "hidden", "gpus", "taken")
-    return {"command": words, "exit_code": done.returncode} | {key: found[key] for key in kept}
+    code = None
+    try:
+        with log.open("w") as file:
+            code = subprocess.run(
+                words, stdout=file, stderr=subprocess.STDOUT, check=False, env=dict(os.environ)
+            ).returncode
+        if not out.exists():
+            raise RuntimeError(f"the probe ended with {code}: {log.read_text(errors='replace')[-1500:]}")
+    finally:  # the probe keeps every way that it has measured, and this part may be ended meanwhile
+        if out.exists():
+            found: Record = json.loads(out.read_text())
+            kept = {
+                key: found[key] for key in ("latencies", "failures", "versions", "complete", "hidden", "gpus", "taken")
+            }
+            bench.record["sizes"][str(hidden)] = {"command": words, "exit_code": code} | kept
+            bench.keep()
 
 
 def _links(bench: Bench) -> Record:

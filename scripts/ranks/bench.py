@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -39,6 +41,7 @@ class Bench:
     :ivar scratch: folder for logs and models of all parts.
     :ivar servers: running ones by name; a later part of the same process finds those of an earlier one.
     :ivar record: of the part that runs.
+    :ivar compiling: what compiles kernels for servers.
     """
 
     options: argparse.Namespace
@@ -46,6 +49,7 @@ class Bench:
     part: str = ""
     servers: dict[str, Server] = field(default_factory=dict)
     record: Record = field(default_factory=dict)
+    compiling: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def begin(self, part: str) -> None:
         """Start the record of a part."""
@@ -74,12 +78,17 @@ class Bench:
         wait_all([self.servers[name] for name in names], self.options.start_limit if seconds is None else seconds)
 
     def stop(self, *names: str) -> None:
-        """End these servers where they run, or all."""
+        """End these servers where they run, or all, with what is being compiled for them."""
         ended = [self.servers.pop(name) for name in names or tuple(self.servers) if name in self.servers]
         for server in ended:
             server.process.terminate()
         for server in ended:
             server.stop()
+        if not names:
+            for process in self.compiling:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
 
 
 def part_file(scratch: Path, part: str) -> Path:

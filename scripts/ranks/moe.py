@@ -16,7 +16,7 @@ from pathlib import Path
 
 from record.servers import CHAIN, Answer, Record
 
-from . import glm, greedy, kimi
+from . import glm, greedy, kimi, marlin
 from .bench import Bench, last_words
 
 MODELS: dict[str, Callable[[Path], Path]] = {
@@ -33,8 +33,9 @@ DEEPEP: Record = {"moe-a2a-backend": "deepep", "deepep-mode": "low_latency", "mo
                   "chunked-prefill-size": 128}  # fmt: skip
 # Two GPUs of one host need no network between them.
 ENVIRON = {"deepep": {"NVSHMEM_REMOTE_TRANSPORT": "none"}}
-# The first INT4 server on a machine compiles Marlin's MoE kernel; one core takes minutes.
+# The first INT4 server on a machine compiles two variants of Marlin's MoE kernel; each takes a core for minutes.
 COMPILING_S = 480.0
+ANSWER_S = 60.0
 Known = dict[tuple[str, str], list[Answer]]
 """Greedy answers of the plain servers, by model and backend."""
 SPECULATIVE: Record = {"speculative-algorithm": "EAGLE3", **CHAIN}
@@ -66,12 +67,15 @@ def run(bench: Bench) -> None:
     found = arms([name for name, said in record["backends"].items() if said == "installed"], options.iterations)
     models = {name: write(bench.scratch / f"moe-{name}") for name, write in MODELS.items() if name in options.models}
     draft = kimi.write_draft(bench.scratch / "kimi-draft")
+    if "int4" in models and options.device == "cuda":
+        bench.compiling = marlin.compile_variants(options.patched, bench.scratch)
     chosen = [arm for arm in found if arm.model in models and (not arm.draft or (options.only or "") in arm.name)]
     for arm in chosen:
         # The processor's code is copied there; servers that start beside each other would find half of it.
         environ = {"HF_MODULES_CACHE": str(bench.scratch / "modules" / arm.name.replace(" ", "-"))}
         environ |= ENVIRON.get(arm.backend, {})
-        bench.start(arm.name, getattr(options, arm.tree), flags(bench, arm, models[arm.model], draft), environ)
+        server = bench.start(arm.name, getattr(options, arm.tree), flags(bench, arm, models[arm.model], draft), environ)
+        server.answer_s = ANSWER_S
     record["arms"] = {}
     known: Known = {}
     until = time.monotonic() + max(options.start_limit, COMPILING_S)
@@ -114,6 +118,7 @@ def flags(bench: Bench, arm: Arm, model: Path, draft: Path) -> Record:
         "model-path": str(model), "trust-remote-code": None, "skip-tokenizer-init": None, "dtype": "bfloat16",
         "device": options.device, "tp-size": options.tp, "ep-size": options.tp, "max-total-tokens": 8192,
         "max-running-requests": 8, "mem-fraction-static": 0.8, "random-seed": 1, "chunked-prefill-size": 1024,
+        "sleep-on-idle": None,
     }  # fmt: skip
     if options.device == "cuda":
         # FlashInfer's fused all-reduce would use multicast; graphs of other sizes are not asked for here.

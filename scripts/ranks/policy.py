@@ -28,17 +28,16 @@ def run(bench: Bench) -> None:
         bench.stop("stock")  # of `tp2`: large models fit three times
         measure(bench, grid)
     runs = (("long", options.seconds, 0.0), ("slowed", options.slow_seconds, options.slow_ms))
-    if not any(seconds for _, seconds, _ in runs):
-        return
-    bench.stop()
-    arms.start(bench, "checked")
-    record["phase"] = "watching"  # time is measured no more: others may begin
-    bench.keep()
-    log = decisions.Log.of(arms.decisions(bench, "checked"))
-    for name, seconds, slow in runs:
-        seen = grid.watch(seconds, slow)
-        record["agreement"][name] = decisions.compare(log.new(), options.tp) | {"slow_ms": slow} | seen
+    if any(seconds for _, seconds, _ in runs):
+        bench.stop()
+        arms.start(bench, "checked")
+        record["phase"] = "watching"  # time is measured no more: others may begin
         bench.keep()
+        log = decisions.Log.of(arms.decisions(bench, "checked"))
+        for name, seconds, slow in runs:
+            seen = grid.watch(seconds, slow)
+            record["agreement"][name] = decisions.compare(log.new(), options.tp) | {"slow_ms": slow} | seen
+            bench.keep()
     if bad := [name for name, found in record["agreement"].items() if not found["same"]]:
         raise RuntimeError(f"the ranks did not decide the same: {', '.join(bad)}")
 
@@ -84,7 +83,7 @@ class Grid:
             most=options.most,
             within=options.within,
         )
-        return rounds.judge(found, "goodput")
+        return rounds.judge(found, "goodput", options.within)
 
     def watch(self, seconds: float, slow_ms: float) -> Record:
         """Keep the watched server busy at changing batches and accept lengths."""

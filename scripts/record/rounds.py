@@ -12,6 +12,9 @@ from .speed import Block
 Round = dict[str, Block]
 """What each arm that ran did in one round."""
 
+BAR = 0.97
+"""Least ratio to the best other arm, DESIGN's rule for the policy."""
+
 CONTENDER = 0.9
 """An arm that reaches less of the best other's median is taken to be beaten, and measured no more."""
 
@@ -21,20 +24,22 @@ def measure(
 ) -> list[Round]:
     """Run every arm once a round, the order reversed in every other round.
 
-    After ``least`` rounds only ``own`` and its contenders run, until the interval of the ratio is narrow enough or
-    ``most`` rounds were run.
+    After ``least`` rounds only ``own`` and its contenders run, until the interval of the ratio was narrow enough twice
+    in a row or ``most`` rounds were run. Once would be too few: an interval that is narrow by chance would end it.
 
     :param run: measures one block of an arm.
     :param within: half-width of the interval, relative, at which it ends.
     """
     found: list[Round] = []
     racing = list(arms)
+    narrow = 0
     while len(found) < most:
         found.append({name: run(name) for name in racing[:: 1 if len(found) % 2 == 0 else -1]})
         if len(found) < least:
             continue
         width = judge(found, own)["half_width"]
-        if width is not None and width <= within:
+        narrow = narrow + 1 if width is not None and width <= within else 0
+        if narrow == 2:
             break
         medians = _medians(found)
         bar = CONTENDER * max(medians[name] for name in arms if name != own)
@@ -42,8 +47,11 @@ def measure(
     return found
 
 
-def judge(found: Sequence[Round], own: str) -> Record:
+def judge(found: Sequence[Round], own: str, within: float = 0.02) -> Record:
     """Compare ``own`` with the best other arm, the one with the highest median.
+
+    The verdict: ``undecided`` where the interval's half-width is above ``within``, else ``passes`` where it reaches
+    :data:`BAR`, else ``fails``.
 
     ``ratio`` is the median over the rounds in which both ran: a block may meet something that has nothing to do with
     either arm. ``interval`` is the median's, 95 %, by order statistics (nothing is assumed of the distribution; it
@@ -55,7 +63,9 @@ def judge(found: Sequence[Round], own: str) -> Record:
     both = [(row[own][0], row[best][0]) for row in found if own in row and best in row]
     ratios = [one / other for one, other in both]
     ends = interval(ratios)
+    width = (ends[1] - ends[0]) / 2 if ends else math.inf
     return {
+        "verdict": "undecided" if not ends or width > within else "passes" if ends[1] >= BAR else "fails",
         "arms": {
             name: {
                 "tokens_per_second": round(median, 1),
@@ -67,7 +77,7 @@ def judge(found: Sequence[Round], own: str) -> Record:
         "best": best,
         "ratio": round(statistics.median(ratios), 4),
         "interval": [round(end, 4) for end in ends] if ends else None,
-        "half_width": round((ends[1] - ends[0]) / 2, 4) if ends else None,
+        "half_width": round(width, 4) if ends else None,
         "pooled": round(sum(1 / other for _, other in both) / sum(1 / one for one, _ in both), 4),
     }
 

@@ -42,6 +42,7 @@ class Server:
 
     :ivar events: where `serve --json` writes; ``None`` for an engine started directly.
     :ivar ready_s: seconds until it answered, ``None`` before.
+    :ivar answer_s: seconds that an answer may take.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Server:
     began: float
     events: Path | None = None
     ready_s: float | None = None
+    answer_s: float = 120.0
 
     def is_ready(self) -> bool:
         """Ask once, and remember when it was."""
@@ -69,7 +71,7 @@ class Server:
         """POST /generate: greedy, exactly ``tokens`` tokens."""
         body["sampling_params"] = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
         url = f"http://127.0.0.1:{self.port}/generate"
-        response = httpx.post(url, json=body, timeout=120, trust_env=False)
+        response = httpx.post(url, json=body, timeout=self.answer_s, trust_env=False)
         response.raise_for_status()
         return response.json()
 

@@ -9,6 +9,7 @@ import time
 
 from .servers import Record, Server, accept_length
 
+PROMPT_TOKENS = 64
 Block = tuple[float, float]
 """Output tokens per second and accept length."""
 
@@ -29,7 +30,7 @@ def speed(stock: Server, patched: Server, batch: int, *, pairs: int, tokens: int
 def block(server: Server, batch: int, tokens: int, vocabulary: int, seed: int) -> Block:
     """Return output tokens per second and accept length of one batch; its prompts were never seen before."""
     dice = random.Random(f"{batch}/{seed}")
-    prompts = [[dice.randrange(10, vocabulary - 10) for _ in range(64)] for _ in range(batch)]
+    prompts = [[dice.randrange(10, vocabulary - 10) for _ in range(PROMPT_TOKENS)] for _ in range(batch)]
     began = time.perf_counter()
     answers = server.generate(tokens, input_ids=prompts)
     seconds = time.perf_counter() - began

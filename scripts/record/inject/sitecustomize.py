@@ -3,7 +3,7 @@
 ``BW_CONTROL`` names a file of JSON: ``accept_length`` replaces SGLANG_SIMULATE_ACC_LEN while the server runs (-1: real
 acceptance; change it while the server is idle, or ranks follow at different rounds), ``steps`` overrules the goodput
 policy (-1: it decides), ``slow_rank`` sleeps ``slow_ms`` before each of its decode launches.
-``BW_ROUNDS`` names a file that gets a line for every decode round: steps, batch, mean accepted drafts, launch gap.
+``BW_ROUNDS`` names a file that gets a line a decode round: time, steps, batch, mean accepted drafts, launch gap.
 ``BW_DECISIONS`` names a folder where each rank writes what it launched and what it learned, in its order.
 """
 
@@ -90,7 +90,7 @@ def _hook(params: Any) -> None:
         accepted = done.num_correct_drafts_per_req
         if out:
             mean = sum(accepted) / max(len(accepted), 1)
-            out.write(f"{done.num_steps},{done.batch_size},{mean:.3f},{done.launch_gap_s}\n")
+            out.write(f"{time.time():.4f},{done.num_steps},{done.batch_size},{mean:.3f},{done.launch_gap_s}\n")
         note("round", done.batch_size, done.num_steps, zlib.crc32(bytes(accepted)))
         return learn(self, done)
 
