@@ -95,7 +95,8 @@ def test_the_lengths_are_published_before_the_target_runs() -> None:
 
     target.forward_batch_generation = generate
     plain = module.PlainDecode(target, attn_backend=None, graph_runner=None)
-    for overlap in (True, False):
+    ranks = SimpleNamespace(world_size=2, broadcast=lambda tokens, src: order.append((f"from {src}", tokens.tolist())))
+    for overlap, greedy in ((True, True), (False, False)):
         order.clear()
         proposals = {"topk_p": torch.ones(2, 1), "topk_index": torch.ones(2, 1), "hidden_states": torch.ones(2, 4)}
         batch = SimpleNamespace(
@@ -106,12 +107,15 @@ def test_the_lengths_are_published_before_the_target_runs() -> None:
             req_to_token_pool=target.model_runner.req_to_token_pool,
             device="cpu",
             enable_overlap=overlap,
+            sampling_info=SimpleNamespace(is_all_greedy=greedy),
         )
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(module, "assign_extend_cache_locs_uniform_func", lambda **_: None)
             patch.setattr(module.ForwardBatch, "init_new", lambda *_, **__: None)
+            patch.setattr(module, "get_parallel", lambda: SimpleNamespace(tp_group=ranks))
             result = plain.forward(batch, lambda lens: order.append(("publish", lens.tolist())))
-        assert order == [("publish", [4, 6]), ("target", [])]
+        # Ranks that sample may choose otherwise: all of them go on with what the first one chose.
+        assert order == [("publish", [4, 6]), ("target", []), *([] if greedy else [("from 0", [7, 8])])]
         assert result.new_seq_lens.tolist() == [4, 6]
         assert result.accept_lens.tolist() == [1, 1]
         # The relay of the overlap scheduler keeps what is not overwritten.
