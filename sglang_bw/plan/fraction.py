@@ -11,7 +11,7 @@ from typing import Any
 
 from sglang_bw.host.boards import Board
 from sglang_bw.plan.releases import Release
-from sglang_bw.plan.settings import EngineSettings
+from sglang_bw.plan.settings import EngineSettings, choices, decodes_on_flashinfer
 from sglang_bw.plan.shapes import ModelShape, Parallel, Vision
 
 _GIB = 1024
@@ -60,6 +60,8 @@ def restate(
         steps=steps,
         topk=topk,
         draft_tokens=tokens,
+        choices=choices(asked, steps),
+        flashinfer=decodes_on_flashinfer(asked),
         a2a=str(asked.get("moe_a2a_backend") or "none"),
         quantization=str(asked.get("quantization") or ""),
         disable_radix_cache=bool(asked.get("disable_radix_cache")),

@@ -162,6 +162,11 @@ def slack_lines(
     )
     if graphs := overhead.graphs(target, settings):
         yield Line("CUDA graphs", graphs, "slack", True, "the engine's own rule of thumb")
+    if upkeep := overhead.draft_upkeep(target, settings, made.max_requests):
+        yield Line("hidden states kept for the draft", upkeep, "slack", note="16 tokens of each request")
+    if buffers := overhead.speculative_graph_buffers(target, settings):
+        note = f"{settings.decode_max_bs} requests x {settings.context_length:,} tokens"
+        yield Line("verify buffers (FlashInfer)", buffers, "slack", True, note)
     if images := kept_for_images(target, settings):
         yield Line("multimodal caches", images, "slack", note="kept from the pool")
     if activations := overhead.activations(target, parallel, settings):

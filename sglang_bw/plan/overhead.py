@@ -19,6 +19,8 @@ _DRIVER_MIB, _DRIVER_PART = 450, 0.0014
 _CONTEXT_MIB, _NCCL_MIB = 500, 440
 _DISPATCH_TOKENS_BEFORE = 1024
 _LEAST_DISPATCH_TOKENS = 4096
+# Tokens between two catch-ups of a draft that rests (patch 0031 of the 0.5.23 series).
+_CATCH_UP = 16
 
 
 def free_at_start(board: Board, parallel: Parallel) -> int:
@@ -56,6 +58,26 @@ def graphs(target: ModelShape, settings: EngineSettings) -> int:
     if settings.prefill_graph:
         prefill = 1536 if target.latent else 8 * len(prefill_sizes(settings.chunked_prefill_size))
     return (decode + prefill) * _MIB
+
+
+def draft_upkeep(target: ModelShape, settings: EngineSettings, requests: int) -> int:
+    """Return the bytes of hidden states that are kept where a policy may stop drafting: 16 tokens of each request."""
+    return requests * _CATCH_UP * 3 * target.hidden * 2 if settings.choices else 0
+
+
+def speculative_graph_buffers(target: ModelShape, settings: EngineSettings) -> int:
+    """Return the bytes of FlashInfer's indices and masks for the graphs of speculation, multi-head attention only.
+
+    Every captured token row has an index of 4 bytes and a mask of one for each token of the longest request
+    (`FlashInferAttnBackend.init_cuda_graph_state`): verify and draft-extend of each step count; a draft's own steps
+    have indices. A policy that may stop drafting has decode graphs and a draft-extend of 16 tokens beside them.
+    """
+    if not settings.flashinfer or not settings.eagle or target.latent:
+        return 0
+    rows = sum(2 * (steps + 1) for steps in settings.choices or (max(settings.draft_tokens, 1) - 1,))
+    rows += 1 + _CATCH_UP if settings.choices else 0
+    drafts = settings.topk * sum(steps for steps in settings.choices or (settings.steps,) if steps > 1)
+    return settings.decode_max_bs * settings.context_length * (5 * rows + 4 * drafts)
 
 
 def activations(target: ModelShape, parallel: Parallel, settings: EngineSettings) -> int:

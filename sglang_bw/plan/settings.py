@@ -27,6 +27,8 @@ class EngineSettings:
     :ivar context_length: tokens of the longest request.
     :ivar algorithm: of speculation; ``None`` without.
     :ivar draft_is_mtp: the draft is the target's own multi-token-prediction head.
+    :ivar choices: draft steps that a policy chooses from; empty where they are fixed.
+    :ivar flashinfer: decode and verify run on FlashInfer.
     :ivar sparse_scaled: sparse MLA stores FP8 latents with their scales.
     :ivar fraction_is_default: nobody set ``mem_fraction_static``, so it follows the other settings.
     :ivar source: where the settings come from; ``restated``: formulas, the engine was not run.
@@ -48,6 +50,8 @@ class EngineSettings:
     steps: int = 0
     topk: int = 1
     draft_tokens: int = 0
+    choices: tuple[int, ...] = ()
+    flashinfer: bool = False
     a2a: str = "none"
     quantization: str = ""
     disable_radix_cache: bool = False
@@ -152,6 +156,8 @@ def from_resolved(
         steps=_int(effective, "speculative_num_steps") or 0,
         topk=_int(effective, "speculative_eagle_topk") or 1,
         draft_tokens=_int(effective, "speculative_num_draft_tokens") or 0,
+        choices=choices(effective, _int(effective, "speculative_num_steps") or 0),
+        flashinfer=decodes_on_flashinfer(effective),
         a2a=str(effective.get("moe_a2a_backend") or "none"),
         quantization=str(effective.get("quantization") or ""),
         disable_radix_cache=bool(effective.get("disable_radix_cache")),
@@ -186,6 +192,18 @@ def _graphs(effective: Mapping[str, Any]) -> tuple[bool, int]:
     prefill, decode = config.get("prefill") or {}, config.get("decode") or {}
     captured = prefill.get("backend") not in (None, "disabled")
     return captured, 0 if decode.get("backend") == "disabled" else _int(decode, "max_bs") or 0
+
+
+def choices(fields: Mapping[str, Any], steps: int) -> tuple[int, ...]:
+    """Return what the goodput policy chooses from below ``steps`` when no configuration names anything else."""
+    if not fields.get("speculative_adaptive") or fields.get("speculative_adaptive_policy") != "goodput":
+        return ()
+    return tuple(sorted({0, steps, *(fewer for fewer in (1, 3, 5, 7) if fewer < steps)}))
+
+
+def decodes_on_flashinfer(fields: Mapping[str, Any]) -> bool:
+    """Whether the target decodes and verifies on FlashInfer."""
+    return (fields.get("decode_attention_backend") or fields.get("attention_backend")) == "flashinfer"
 
 
 def _sparse_scaled(effective: Mapping[str, Any]) -> bool:

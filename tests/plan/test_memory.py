@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sglang_bw.errors import CheckpointError
 from sglang_bw.host.boards import Board, find
-from sglang_bw.plan import fraction, kv, memory, releases
+from sglang_bw.plan import fraction, kv, memory, overhead, releases
 from sglang_bw.plan.config import read_shape
 from sglang_bw.plan.estimate import estimate
 from sglang_bw.plan.settings import EngineSettings, from_resolved, parallel_of
@@ -214,6 +214,34 @@ def test_settings_of_the_engine() -> None:
     assert (made.decode_max_bs, made.prefill_graph, made.draft_is_mtp, made.sparse_scaled) == (48, False, True, True)
     assert (made.algorithm, made.context_length, made.source, made.release.patched) == ("EAGLE", 4096, "engine", True)
     assert parallel_of(effective) == Parallel(tp=8, dp=4)
+
+
+def test_a_policy_that_chooses_steps_has_buffers_for_each() -> None:
+    adaptive = {"speculative_adaptive": True, "speculative_adaptive_policy": "goodput"}
+    effective = {
+        "mem_fraction_static": 0.85,
+        "speculative_algorithm": "EAGLE3",
+        "speculative_num_steps": 3,
+        "speculative_num_draft_tokens": 4,
+        "speculative_draft_model_path": "draft",
+        "attention_backend": "flashinfer",
+        "cuda_graph_config": {"decode": {"backend": "full", "max_bs": 16}},
+    }
+
+    def buffers(target: ModelShape, **more: object) -> int:
+        made = from_resolved(effective | more, releases.parse("0.5.23+bw.5"), context=1000)
+        return overhead.speculative_graph_buffers(target, made)
+
+    dense = replace(KIMI, latent=None)
+    assert from_resolved(effective | adaptive, releases.parse("0.5.23+bw.5")).choices == (0, 1, 3)
+    # Verify and draft-extend of 4 rows; two of the draft's three steps have backends, its buffer has three.
+    assert buffers(dense) == 16 * 1000 * (2 * 4 * 5 + 3 * 4)
+    # The same of 1 and 2 rows; decode graphs of one and a catch-up of 16.
+    assert buffers(dense, **adaptive) == 16 * 1000 * ((2 * (1 + 2 + 4) + 1 + 16) * 5 + 3 * 4)
+    assert buffers(KIMI) == buffers(dense, attention_backend="triton") == 0
+    assert buffers(dense, decode_attention_backend="triton") == 0
+    fixed, chosen = (from_resolved(effective | more, releases.parse("0.5.23+bw.5")) for more in ({}, adaptive))
+    assert (overhead.draft_upkeep(KIMI, fixed, 8), overhead.draft_upkeep(KIMI, chosen, 8)) == (0, 8 * 16 * 3 * 7168 * 2)
 
 
 # From the research notes: what the formulas give on boards of 32,607, 97,887 and 183,359 MiB.
