@@ -16,8 +16,8 @@ from sglang_bw.cli.console import print_json
 from sglang_bw.cli.interrupt import end_like_ctrl_c
 from sglang_bw.cli.journal import remember
 from sglang_bw.errors import InvalidRunError
-from sglang_bw.experiment import ab as experiment
 from sglang_bw.experiment import arm as arms
+from sglang_bw.experiment import head as heads
 from sglang_bw.experiment import prompts as prompt_sets
 from sglang_bw.experiment.ab import Experiment
 from sglang_bw.experiment.arm import Arm, ArmPlan
@@ -59,8 +59,7 @@ def run(
         plans = ab_arms.servers(urls, api_key)
     else:
         plans = ab_arms.started(engine, name or "", vs, sets, engine_flags, options)
-    known = arms.planned(plans[0], engine), arms.planned(plans[1], engine)
-    head = experiment.head(plans, known, settings, recipe=name)
+    head = heads.head(plans, engine, settings, recipe=name)
     if dry_run:
         print_json(head.model_dump(mode="json")) if as_json else print_plan(head)
         return

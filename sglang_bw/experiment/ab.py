@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import secrets
 import statistics
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Protocol
 
-from sglang_bw import __version__
 from sglang_bw.errors import ArmError, BwError, EngineStartError, LoadError, PromptsError, RefusedMeasurementError
 from sglang_bw.experiment import arm as arms
 from sglang_bw.experiment import blocks, load, verdict
-from sglang_bw.experiment.arm import Arm, ArmPlan, Name
+from sglang_bw.experiment.arm import Arm, Name
 from sglang_bw.experiment.client import StreamFailedError
 from sglang_bw.experiment.pair import Pair
 from sglang_bw.experiment.prompts import Prompt
 from sglang_bw.experiment.settings import Settings
-from sglang_bw.host import fingerprint
 from sglang_bw.ledger.record import ArmRecord, Block, Outcome, Ratio, RunRecord
 from sglang_bw.ledger.runfile import RunFile
 
 LEAST_ROUNDS = 6
 _PARTS = 8
 MOST_ROUNDS = 40
-_SIMULATION = "SGLANG_SIMULATE_ACC_LEN"
 _OTHER_KV_POOL = 0.05
 
 
@@ -267,26 +263,6 @@ class Experiment:
 
 def _order(number: int) -> tuple[Name, Name]:
     return ("A", "B") if number % 2 == 0 else ("B", "A")
-
-
-def head(
-    plans: tuple[ArmPlan, ArmPlan], records: tuple[ArmRecord, ArmRecord], settings: Settings, *, recipe: str | None
-) -> RunRecord:
-    """Return the first line of a run."""
-    began = datetime.now(UTC)
-    a, b = plans
-    simulated = any(_SIMULATION in plan.command.env for plan in plans if plan.command)
-    return RunRecord(
-        id=f"{began:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}",
-        began=began,
-        tool=__version__,
-        hypothesis=f"{b.says} against {a.says}",
-        recipe=recipe,
-        host=fingerprint.look(local=all(arms.is_local(plan.url) for plan in plans)),
-        arms=records,
-        simulated=simulated,
-        settings=settings.described(),
-    )
 
 
 def _failure(error: BaseException) -> tuple[str, str]:

@@ -137,7 +137,7 @@ def start(plan: ArmPlan, engine: Engine, log: Path, timeout_s: float, on_start: 
     if command is None:
         return Arm(plan, engine)
     ports.check_free(command.host, command.port)
-    environ = devices.environment(command.device, {**engine.environment(), **command.env})
+    environ = environment(command, engine)
     # The relay is not entered: Ctrl-C is this program's, which then ends the engine in its own way.
     server = servers.start(command, engine.python, environ, log, SignalRelay())
     try:
@@ -147,6 +147,11 @@ def start(plan: ArmPlan, engine: Engine, log: Path, timeout_s: float, on_start: 
         server.process.kill()
         server.process.wait()
         raise
+
+
+def environment(command: Command, engine: Engine) -> dict[str, str]:
+    """Return the environment that an engine gets: the user's own, and what the launch sets."""
+    return devices.environment(command.device, {**engine.environment(), **command.env})
 
 
 def difference(a: ArmRecord, b: ArmRecord) -> dict[str, tuple[Any, Any]]:

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sglang_bw.errors import BwError, EngineStartError
-from sglang_bw.experiment import ab, tune
 from sglang_bw.experiment import arm as arms
 from sglang_bw.experiment import space as spaces
+from sglang_bw.experiment import tune
 from sglang_bw.experiment.ab import Watcher
 from sglang_bw.experiment.arm import Arm, ArmPlan, Name, OnStart
+from sglang_bw.experiment.head import head
 from sglang_bw.experiment.pair import Pair
 from sglang_bw.experiment.settings import Settings
 from sglang_bw.experiment.space import Choice
@@ -114,12 +115,11 @@ class ServerBench:
         """Measure a choice; see :class:`sglang_bw.experiment.tune.Bench`."""
         attempt = self._attempt(choice)
         plans = (self._plan("A", {}, self.ports[0]), self._plan("B", choice, self.ports[1]))
-        planned = (arms.planned(plans[0], self.engine), arms.planned(plans[1], self.engine))
-        head = ab.head(plans, planned, self.settings, recipe=self.recipe).model_copy(update={"command": "trial"})
-        path = self.folder / f"{head.id}.jsonl"
+        begin = head(plans, self.engine, self.settings, recipe=self.recipe).model_copy(update={"command": "trial"})
+        path = self.folder / f"{begin.id}.jsonl"
         pair = KeptPair(plans, self._start, together=self.together, kept=self.kept)
         try:
-            trial = tune.Trial(head, pair, self.settings, RunFile(path), self.watcher)
+            trial = tune.Trial(begin, pair, self.settings, RunFile(path), self.watcher)
             trial.is_decided = is_decided
             trial.run()
         except BwError as error:

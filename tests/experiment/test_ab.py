@@ -13,12 +13,11 @@ from typing import Any
 
 import pytest
 
-from sglang_bw.experiment import ab as experiment
-from sglang_bw.experiment import arm as arms
 from sglang_bw.experiment import prompts as prompt_sets
 from sglang_bw.experiment.ab import Experiment
 from sglang_bw.experiment.arm import Arm, ArmPlan
 from sglang_bw.experiment.client import Sampling
+from sglang_bw.experiment.head import head
 from sglang_bw.experiment.pair import Pair
 from sglang_bw.experiment.settings import Settings
 from sglang_bw.ledger.record import RunRecord
@@ -171,8 +170,13 @@ def test_the_start_of_both_arms_is_no_part_of_the_budget(mock: StartMock, record
 
     prompts = prompt_sets.load("tiny").first(2)
     settings = Settings(prompts, Sampling(max_tokens=4), budget_s=1.0, within=1e-6)
-    head = experiment.head(plans, (arms.planned(plans[0], None), arms.planned(plans[1], None)), settings, recipe=None)
-    Experiment(head, Pair(plans, slowly, together=True), settings, RunFile(record), Silent()).run()
+    Experiment(
+        head(plans, None, settings, recipe=None),
+        Pair(plans, slowly, together=True),
+        settings,
+        RunFile(record),
+        Silent(),
+    ).run()
     assert len(read(record).blocks) > 4
 
 
@@ -282,6 +286,18 @@ def test_dry_run_shows_both_arms_and_starts_nothing(record: Path) -> None:
     assert not record.exists()
     dry = json.loads(run_ab(record, *arguments, "--json").stdout)
     assert dry["arms"][0]["name"] == "A"
+
+
+@pytest.mark.parametrize(("value", "simulated"), [("3", True), ("-1", False), ("", False)])
+def test_simulated_acceptance_of_the_shell_is_recorded(
+    record: Path, monkeypatch: pytest.MonkeyPatch, value: str, simulated: bool
+) -> None:
+    """The engine gets the whole environment of the shell, not only what the launch adds."""
+    monkeypatch.setenv("SGLANG_SIMULATE_ACC_LEN", value)
+    arguments = ["tiny", "--no-spec", "--dry-run", "--json", "--device", "cpu"]
+    assert json.loads(run_ab(record, *arguments).stdout)["simulated"] is simulated
+    over = run_ab(record, "tiny", "--set", "SGLANG_SIMULATE_ACC_LEN=2", *arguments[2:])
+    assert json.loads(over.stdout)["simulated"]
 
 
 def test_secrets_do_not_reach_the_record(mock: StartMock, record: Path) -> None:
