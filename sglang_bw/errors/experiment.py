@@ -48,7 +48,7 @@ class PromptsError(BwError):
 
 
 class RefusedMeasurementError(BwError):
-    """The measurement would mislead: random tokens for an accept length."""
+    """The measurement would mislead: random tokens for an accept length, or fewer prompts than requests at a time."""
 
     exit_code = 73
 

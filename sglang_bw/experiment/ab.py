@@ -20,7 +20,6 @@ from sglang_bw.ledger.record import ArmRecord, Block, Outcome, Ratio, RunRecord
 from sglang_bw.ledger.runfile import RunFile
 
 LEAST_ROUNDS = 6
-_PARTS = 8
 MOST_ROUNDS = 40
 _OTHER_KV_POOL = 0.05
 
@@ -108,13 +107,10 @@ class Experiment:
         What disturbs a machine for seconds meets both arms then.
         """
         running = {name: self._enter(name) for name in _order(number)}
-        prompts = self.settings.prompts.prompts
         for concurrency in self.settings.concurrencies:
-            size = max(2 * concurrency, -(-len(prompts) // _PARTS))
             found: dict[Name, list[Block]] = {name: [] for name in _order(number)}
-            for turn, start in enumerate(range(0, len(prompts), size)):
+            for turn, part in enumerate(blocks.split(self.settings.prompts.prompts, concurrency)):
                 for name in _order(number + turn):
-                    part = prompts[start : start + size]
                     found[name].append(self._measure(running[name], number, concurrency, part, flush=turn == 0))
             for parts in found.values():
                 self._keep(blocks.joined(parts, len(self.blocks)))
@@ -164,7 +160,7 @@ class Experiment:
             self._warn(f"decode graphs: {a.graphs} in A, {b.graphs} in B")
 
     def _measure(
-        self, arm: Arm, number: int, concurrency: int, prompts: tuple[Prompt, ...], *, flush: bool = True
+        self, arm: Arm, number: int, concurrency: int, prompts: Sequence[Prompt], *, flush: bool = True
     ) -> Block:
         try:
             return self._ask(arm, number, concurrency, prompts, flush=flush)
@@ -173,7 +169,7 @@ class Experiment:
                 error.message = f"{reason}; seen as: {error.message}"
             raise
 
-    def _ask(self, arm: Arm, number: int, concurrency: int, prompts: tuple[Prompt, ...], *, flush: bool) -> Block:
+    def _ask(self, arm: Arm, number: int, concurrency: int, prompts: Sequence[Prompt], *, flush: bool) -> Block:
         settings = self.settings
         if settings.flush and flush:
             arm.flush()

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Sequence
 
+from sglang_bw.experiment.prompts import Prompt
 from sglang_bw.experiment.quantiles import middle
 from sglang_bw.ledger.record import Block, GpuUse, PolicyLook, RequestRow
+
+_PARTS = 8
+
+
+def split(prompts: Sequence[Prompt], concurrency: int) -> list[Sequence[Prompt]]:
+    """Return up to eight parts of about the same size, each of at least twice the concurrency where there are several.
+
+    A rest of fewer prompts than requests at a time would be measured at another concurrency.
+    """
+    count = max(1, min(_PARTS, len(prompts) // (2 * concurrency)))
+    ends = [number * len(prompts) // count for number in range(count + 1)]
+    return [prompts[begin:end] for begin, end in itertools.pairwise(ends)]
 
 
 def joined(parts: Sequence[Block], position: int) -> Block:

@@ -99,7 +99,7 @@ async def _block(
             async with asyncio.TaskGroup() as group:
                 looks = [watch.ticks(), watch.loads(), *([watch.policy()] if adapts else [])]
                 watchers = [group.create_task(look) for look in looks]
-                workers = [group.create_task(work()) for _ in range(min(concurrency, len(prompts)))]
+                workers = [group.create_task(work()) for _ in range(concurrency)]
                 await asyncio.wait(workers, return_when=asyncio.FIRST_EXCEPTION)
                 for task in watchers:
                     task.cancel()

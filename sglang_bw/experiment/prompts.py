@@ -79,6 +79,11 @@ def names() -> list[str]:
     return [*sorted(path.stem for path in _folder().glob("*.jsonl")), "tiny", RANDOM]
 
 
+def names_with(count: int) -> list[str]:
+    """Return the bundled sets of real text with so many prompts."""
+    return [name for name in names() if name != RANDOM and len(load(name).prompts) >= count]
+
+
 def load(name: str, *, seed: int = 0) -> PromptSet:
     """Return a bundled set by its name, or the prompts of a file.
 
@@ -87,7 +92,8 @@ def load(name: str, *, seed: int = 0) -> PromptSet:
     if name == RANDOM:
         return _random(seed)
     bundled = models.TINY_PROMPTS if name == "tiny" else _folder() / f"{name}.jsonl"
-    path = bundled if name in names() else Path(name)
+    is_bundled = name in names()
+    path = bundled if is_bundled else Path(name)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -101,7 +107,7 @@ def load(name: str, *, seed: int = 0) -> PromptSet:
     twice = [prompt.id for prompt in prompts if sum(other.id == prompt.id for other in prompts) > 1]
     if twice:
         raise PromptsError(f"{path.name}: the id {twice[0]!r} stands twice", hint="Every prompt needs its own id.")
-    return PromptSet(path.stem, prompts)
+    return PromptSet(name if is_bundled else path.stem, prompts)
 
 
 def scripts(text: str) -> set[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from sglang_bw.errors import RefusedMeasurementError
+from sglang_bw.experiment import prompts
 from sglang_bw.experiment.client import Sampling
 from sglang_bw.experiment.prompts import PromptSet
 from sglang_bw.experiment.verdict import Limits
@@ -30,6 +32,20 @@ class Settings:
     limits: Limits = field(default_factory=Limits)
     flush: bool = True
     allow_random: bool = False
+
+    def __post_init__(self) -> None:
+        """Make sure that so many requests can be open.
+
+        :raises RefusedMeasurementError: there are fewer prompts; another concurrency would be measured under its name.
+        """
+        count, most = len(self.prompts.prompts), max(self.concurrencies)
+        if count < most:
+            larger = ", ".join(prompts.names_with(most)) or "none"
+            raise RefusedMeasurementError(
+                f"{self.prompts.name} has {count} prompts here: never would {most} requests be open at a time",
+                hint=f"Ask for at most {count} at once, or take a set of at least {most} prompts: --prompts FILE "
+                f"(bundled: {larger}), and no smaller --count.",
+            )
 
     def described(self) -> dict[str, Any]:
         """Return what a record keeps of them."""

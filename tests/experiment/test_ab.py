@@ -12,13 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from sglang_bw.experiment import blocks
 from sglang_bw.experiment import prompts as prompt_sets
 from sglang_bw.experiment.ab import Experiment
 from sglang_bw.experiment.arm import Arm, ArmPlan
 from sglang_bw.experiment.client import Sampling
 from sglang_bw.experiment.head import head
 from sglang_bw.experiment.pair import Pair
+from sglang_bw.experiment.prompts import Prompt
 from sglang_bw.experiment.settings import Settings
 from sglang_bw.ledger.record import RunRecord
 from sglang_bw.ledger.report.policy import switches
@@ -135,6 +139,26 @@ def test_random_tokens_are_refused_where_an_accept_length_is_measured(mock: Star
     refused = run_ab(record, *servers, code=73)
     assert "--allow-random" in refused.stderr
     run_ab(record.with_name("forced"), *servers, "--allow-random", "--count", "2", "--max-tokens", "6")
+
+
+def test_more_requests_at_a_time_than_prompts_are_refused(record: Path) -> None:
+    """Six prompts at "64 at once" would be six at once."""
+    servers = ["--url", "http://127.0.0.1:1", "--url", "http://127.0.0.1:2"]
+    refused = run_ab(record, *servers, *FAST, "--concurrency", "4,24", code=73)
+    assert "tiny has 6 prompts here: never would 24 requests be open" in refused.stderr
+    assert "(bundled: tiny)" in refused.stderr
+    assert not record.exists()
+    assert "(bundled: none)" in run_ab(record, *servers, "--concurrency", "64", code=73).stderr
+
+
+@given(st.integers(1, 200), st.integers(1, 64))
+def test_no_part_of_a_block_has_fewer_prompts_than_requests_at_a_time(count: int, concurrency: int) -> None:
+    prompts = [Prompt(str(number), text="x") for number in range(max(count, concurrency))]
+    parts = blocks.split(prompts, concurrency)
+    assert [prompt for part in parts for prompt in part] == prompts
+    assert all(len(part) >= concurrency for part in parts)
+    assert len(parts) == 1 or min(map(len, parts)) >= 2 * concurrency
+    assert len(parts) <= 8
 
 
 def test_the_prefix_cache_is_flushed_before_every_block(mock: StartMock, record: Path) -> None:
