@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import re
 import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ RANDOM = "random"
 _RANDOM_LENGTH = 128
 # Text in natural languages and code keeps to one or two scripts; decoded random tokens mix everything a vocabulary has.
 _SCRIPTS_OF_NOISE = 4
+_SURROGATE = re.compile("[\ud800-\udfff]")  # json.loads joins the pairs, so what is left is a half
 _EAST_ASIAN = {"HIRAGANA", "KATAKANA", "HANGUL", "FULLWIDTH", "HALFWIDTH", "BOPOMOFO"}
 _FORMS = (
     "Known forms, one object a line: {'messages': [...]}, {'prompt': '...'}, {'conversations': [...]} (ShareGPT), "
@@ -101,13 +103,13 @@ def load(name: str, *, seed: int = 0) -> PromptSet:
         raise PromptsError(
             f"there is no prompt set {name!r}: {reason}", hint=f"Bundled: {', '.join(names())}; or a JSONL file."
         ) from error
-    prompts = tuple(_read(where, row) for where, row in _rows(path.name, text))
+    prompts = tuple(_read(where, row) for where, row in _rows(_plain(path.name), text))
     if not prompts:
         raise PromptsError(f"the prompt set {name} is empty", hint=_FORMS)
     twice = [prompt.id for prompt in prompts if sum(other.id == prompt.id for other in prompts) > 1]
     if twice:
         raise PromptsError(f"{path.name}: the id {twice[0]!r} stands twice", hint="Every prompt needs its own id.")
-    return PromptSet(name if is_bundled else path.stem, prompts)
+    return PromptSet(name if is_bundled else _plain(path.stem), prompts)
 
 
 def scripts(text: str) -> set[str]:
@@ -135,20 +137,31 @@ def _rows(name: str, text: str) -> Iterable[tuple[str, Any]]:
     if text.lstrip().startswith("["):  # ShareGPT files are often one array
         try:
             yield from ((f"{name}[{n}]", row) for n, row in enumerate(json.loads(text)))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise PromptsError(f"{name} is no JSON: {error}", hint=_FORMS) from error
         return
-    for number, line in enumerate(text.splitlines(), 1):
+    # Not splitlines(): JSON leaves other separators, U+2028 for one, as they are.
+    for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
                 yield f"{name}:{number}", json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise PromptsError(f"{name}:{number} is no JSON: {error}", hint=_FORMS) from error
+
+
+def _plain(name: str) -> str:
+    """Return a file name that can be written: without the bytes that are no UTF-8."""
+    return name.encode("utf-8", "replace").decode("utf-8")
 
 
 def _read(where: str, row: Any) -> Prompt:
     if not isinstance(row, dict):
         raise PromptsError(f"{where}: a prompt is an object, not {row!r:.60}", hint=_FORMS)
+    if _SURROGATE.search(json.dumps(row, ensure_ascii=False)):
+        raise PromptsError(
+            f"{where}: half of a surrogate pair, which is no character and cannot be sent or recorded",
+            hint="It looks like \\ud83d in the file; the other half was cut off. Complete it or take it out.",
+        )
     name = str(row.get("id") or row.get("custom_id") or where)
     body = row["body"] if isinstance(row.get("body"), dict) else row
     limit = body.get("max_tokens", body.get("max_completion_tokens"))

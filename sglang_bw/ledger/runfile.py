@@ -68,16 +68,17 @@ def read(path: Path) -> RunRecord:
     :raises UnreadableRunError: no such file, or not a record of this version.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        # Not splitlines(): JSON leaves other separators, U+2028 for one, as they are, and answers have them.
+        lines = path.read_bytes().removesuffix(b"\n").split(b"\n")
+    except OSError as error:
         raise UnreadableRunError(f"cannot read the run {path}: {error}") from error
     parts: list[dict[str, Any]] = []
     for number, line in enumerate(lines, 1):
         try:
-            parts.append(json.loads(line))
-        except ValueError as error:
+            parts.append(json.loads(line.decode("utf-8")))
+        except (ValueError, RecursionError) as error:
             if number < len(lines) or number == 1:
-                raise UnreadableRunError(f"{path}:{number} is no JSON; this is not a run file") from error
+                raise UnreadableRunError(f"{path}:{number} is no JSON in UTF-8; this is not a run file") from error
     try:
         heads = [RunRecord.model_validate(part) for part in parts if part.get("kind") == "run"]
         blocks = tuple(Block.model_validate(part) for part in parts if part.get("kind") == "block")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from scripts.prompt_sets import sets
 from sglang_bw.errors import PromptsError
@@ -71,12 +74,38 @@ def test_forms(tmp_path: Path, row: object, roles: list[str], text: str) -> None
         ('{"conversations": [{"from": "gpt", "value": "Hello"}]}', "nobody asks"),
         ('{"conversations": [{"from": "who", "value": "Hello"}]}', "a turn needs"),
         ('{"id": "a", "prompt": "x"}\n{"id": "a", "prompt": "y"}', "stands twice"),
+        (r'{"id": "a\ud800", "prompt": "x"}', r"set\.jsonl:1: half of a surrogate pair"),
+        (r'{"prompt": "x\udc00"}', "half of a surrogate pair"),
+        (r'{"messages": [{"role": "user", "content": "\ud83d"}]}', "half of a surrogate pair"),
+        (r'{"messages": [{"role": "user", "content": "x"}], "tools": [{"\ud83d": 1}]}', "half of a surrogate pair"),
+        ("[" * 200_000, "is no JSON"),
+        ('{"prompt": ' + "[" * 200_000, "is no JSON"),
     ],
 )
 def test_what_is_no_prompt_set(tmp_path: Path, content: str, says: str) -> None:
     (tmp_path / "set.jsonl").write_text(content)
     with pytest.raises(PromptsError, match=says):
         load(str(tmp_path / "set.jsonl"))
+
+
+@settings(deadline=None)
+@given(st.lists(st.text(min_size=1).filter(str.strip), min_size=1, max_size=4))
+@example(["one\u2028two", "three\u2029four\x85five\x0b\x0c\x1csix"])
+@example(["\N{GRINNING FACE}"])
+def test_any_text_is_a_prompt(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
+    """Separators that JSON leaves as they are do not end a line, escaped or not."""
+    path = tmp_path_factory.mktemp("sets") / "set.jsonl"
+    for ascii_only in (True, False):
+        rows = (json.dumps({"prompt": text}, ensure_ascii=ascii_only) for text in texts)
+        path.write_text("\r\n".join(rows) + "\n", encoding="utf-8", newline="")
+        assert [prompt.text for prompt in load(str(path)).prompts] == texts
+
+
+def test_a_file_name_that_is_no_utf_8(tmp_path: Path) -> None:
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/set-\xff.jsonl"))
+    path.write_text(json.dumps({"prompt": "Hi"}))
+    found = load(str(path))
+    assert (found.name, found.prompts[0].id) == ("set-?", "set-?.jsonl:1")
 
 
 def test_no_such_set(tmp_path: Path) -> None:
