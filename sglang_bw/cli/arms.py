@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 import click
+import httpx
 import yaml
 
 from sglang_bw.cli import planning
@@ -27,10 +28,18 @@ _ENV_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 def servers(urls: tuple[str, ...], api_key: str | None) -> tuple[ArmPlan, ArmPlan]:
     """Return two servers that run already."""
     for url in urls:
-        if not re.match(r"https?://[^/]", url):
+        if not _is_address(url):
             raise click.UsageError(f"{url!r} is no address such as http://127.0.0.1:30000.")
     a, b = (url.rstrip("/") for url in urls)
     return ArmPlan("A", f"server {a}", a, api_key=api_key), ArmPlan("B", f"server {b}", b, api_key=api_key)
+
+
+def _is_address(url: str) -> bool:
+    try:
+        found = httpx.URL(url)
+    except httpx.InvalidURL:
+        return False
+    return found.scheme in ("http", "https") and bool(found.host) and 0 < (found.port or 80) < 65536
 
 
 def started(

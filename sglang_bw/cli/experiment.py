@@ -9,7 +9,7 @@ import click
 
 from sglang_bw.cli import completion
 from sglang_bw.cli.options import ALLOW_STOCK, DEVICE, ENGINE_PYTHON, ENGINE_TREE, STARTUP_TIMEOUT, api_key
-from sglang_bw.cli.types import Duration, LimitsType, Numbers, Share
+from sglang_bw.cli.types import Duration, LimitsType, Numbers, Real, Share
 from sglang_bw.experiment import prompts as prompt_sets
 from sglang_bw.launch import command as commands
 
@@ -43,7 +43,7 @@ from sglang_bw.launch import command as commands
 @click.option("--within", type=Share(), default="3%", show_default=True, help="Half-width of the interval to reach.")
 @click.option("--budget", type=Duration(), default="30m", show_default=True, help="Time to measure in.")
 @click.option("--max-tokens", type=click.IntRange(min=1), default=128, show_default=True, help="Of an answer.")
-@click.option("--temperature", type=click.FloatRange(min=0), default=0.0, show_default=True)
+@click.option("--temperature", type=Real(min=0), default=0.0, show_default=True)
 @click.option("--seed", type=int, help="Of the engine's sampling.")
 @click.option("--ignore-eos", is_flag=True, help="Answers of exactly --max-tokens.")
 @click.option(
@@ -72,7 +72,7 @@ from sglang_bw.launch import command as commands
 @ALLOW_STOCK
 @click.option("--no-flush", is_flag=True, help="Leave the prefix cache as it is between blocks.")
 @api_key
-@click.option("--request-timeout", type=click.FloatRange(min=1), default=120.0, show_default=True, metavar="SECONDS")
+@click.option("--request-timeout", type=Real(min=1), default=120.0, show_default=True, metavar="SECONDS")
 @STARTUP_TIMEOUT
 @ENGINE_PYTHON
 @ENGINE_TREE

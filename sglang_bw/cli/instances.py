@@ -14,6 +14,7 @@ import click
 
 from sglang_bw.cli.console import err, out, print_json, print_table
 from sglang_bw.cli.options import JSON
+from sglang_bw.cli.types import Real
 from sglang_bw.errors import ServerStaysError, UnknownServerError
 from sglang_bw.launch import instances
 from sglang_bw.launch.instances import Instance, State
@@ -71,7 +72,7 @@ def logs(name: str, follow: bool, lines: int, only_path: bool) -> None:
 @click.option("--all", "every", is_flag=True, help="All of them.")
 @click.option(
     "--grace",
-    type=click.FloatRange(min=0),
+    type=Real(min=0),
     default=30.0,
     show_default=True,
     metavar="SECONDS",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from sglang_bw.cli import completion
+from sglang_bw.cli.types import Real
 from sglang_bw.recipes.hardware import DEVICES
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ ENGINE_TREE = click.option(
 DEVICE = click.option("--device", type=click.Choice(["auto", *DEVICES]), default="auto", show_default=True)
 ALLOW_STOCK = click.option("--allow-stock", is_flag=True, help="Take an engine that is stock or edited.")
 STARTUP_TIMEOUT = click.option(
-    "--startup-timeout", type=click.FloatRange(min=1), default=1800.0, show_default=True, metavar="SECONDS"
+    "--startup-timeout", type=Real(min=1), default=1800.0, show_default=True, metavar="SECONDS"
 )
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])

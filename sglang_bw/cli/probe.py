@@ -13,6 +13,7 @@ from rich.markup import escape
 from sglang_bw.cli import completion, host_checks, planning
 from sglang_bw.cli.console import err, out, print_json, print_table
 from sglang_bw.cli.options import ALLOW_STOCK, DEVICE, ENGINE_PYTHON, ENGINE_TREE, STARTUP_TIMEOUT, api_key
+from sglang_bw.cli.types import Real
 from sglang_bw.errors import ProbeError
 from sglang_bw.host import fingerprint, probes
 from sglang_bw.launch import command as commands
@@ -74,7 +75,7 @@ def probe() -> None:
 )
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=1),
+    type=Real(min=1),
     default=120.0,
     show_default=True,
     metavar="SECONDS",

@@ -14,7 +14,7 @@ from sglang_bw.cli import completion
 from sglang_bw.cli.console import err
 from sglang_bw.cli.interrupt import end_like_ctrl_c
 from sglang_bw.cli.options import ALLOW_STOCK, DEVICE, ENGINE_PYTHON, ENGINE_TREE
-from sglang_bw.cli.types import Duration, Numbers, Share
+from sglang_bw.cli.types import Duration, Numbers, Real, Share
 from sglang_bw.errors import BwError, OutputError, TuneError
 from sglang_bw.launch import command as commands
 from sglang_bw.launch import device as devices
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from sglang_bw.experiment.space import Choice, Space
 
 _FIRST_PORT = 30100
+_LIMIT = Real(min=0, min_open=True)
 
 
 @click.command(short_help="Search for the settings of a recipe that serve fastest here.")
@@ -40,8 +41,8 @@ _FIRST_PORT = 30100
     "--space", "wanted", multiple=True, metavar="KEY=V1,V2", help="Search this setting; without any, the usual ones."
 )
 @click.option("--metric", type=click.Choice(["tok/s", "goodput"]), default="tok/s", show_default=True)
-@click.option("--ttft", type=float, metavar="SECONDS", help="Limit of a good request: time to first token.")
-@click.option("--tpot", type=float, metavar="SECONDS", help="Limit of a good request: time per output token.")
+@click.option("--ttft", type=_LIMIT, metavar="SECONDS", help="Limit of a good request: time to first token.")
+@click.option("--tpot", type=_LIMIT, metavar="SECONDS", help="Limit of a good request: time per output token.")
 @click.option("--budget", type=Duration(), default="2h", show_default=True, help="No trial begins after this.")
 @click.option(
     "--trial-budget", type=Duration(), default="15m", show_default=True, help="Longest measurement of one trial."

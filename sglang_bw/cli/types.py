@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,17 @@ if TYPE_CHECKING:
     from sglang_bw.experiment.verdict import Limits
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
+
+
+class Real(click.FloatRange):
+    """A number within bounds; ``inf`` and ``nan``, which no bound of click's keeps out, are none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number."""
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is no number to work with.", param, ctx)
+        return number
 
 
 class Share(click.ParamType[float]):

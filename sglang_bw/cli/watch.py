@@ -16,6 +16,7 @@ from rich.text import Text
 
 from sglang_bw.cli.console import err, out
 from sglang_bw.cli.options import api_key
+from sglang_bw.cli.types import Real
 from sglang_bw.errors import BwError, WatchError
 from sglang_bw.host import fingerprint
 from sglang_bw.launch.command import DEFAULT_PORT
@@ -33,7 +34,7 @@ _HISTORY = 60
     "--url", default=f"http://127.0.0.1:{DEFAULT_PORT}", show_default=True, help="The server, without a path."
 )
 @api_key
-@click.option("--interval", type=click.FloatRange(min=0.1), default=1.0, show_default=True, metavar="SECONDS")
+@click.option("--interval", type=Real(min=0.1, max=86400), default=1.0, show_default=True, metavar="SECONDS")
 @click.option("--once", is_flag=True, help="One look, then the end.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a look.")
 def watch(url: str, api_key: str | None, interval: float, once: bool, as_json: bool) -> int:
@@ -118,7 +119,8 @@ class _View:
 
     def heading(self) -> list[str]:
         served = self.served
-        spec = f"{served.algorithm}, {served.steps} steps" if served.algorithm else "no speculation"
+        steps = f", {served.steps} steps" if served.steps is not None else ""
+        spec = f"{served.algorithm}{steps}" if served.algorithm else "no speculation"
         lines = [
             f"{served.model} at {self.url}: sglang {served.version}, {spec}{', adaptive' if served.adaptive else ''}"
         ]

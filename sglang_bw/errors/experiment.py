@@ -36,7 +36,7 @@ class LoadError(BwError):
 
 
 class ArmError(BwError):
-    """An arm of a comparison is not what it is meant to be."""
+    """An arm of a comparison is not what it is meant to be, or says of itself what SGLang does not say."""
 
     exit_code = 71
 

@@ -53,13 +53,14 @@ class Experiment:
     def run(self) -> Outcome:
         """Measure, and return the outcome, which is written as well.
 
-        :raises BwError: a server failed, or an arm is not what it is meant to be. The outcome is written then, too.
-        :raises KeyboardInterrupt: likewise.
+        :raises BwError: a server failed, or an arm is not what it is meant to be.
+
+        Whatever ends it, a fault of this tool as well, the outcome is written.
         """
         self.file.write(self.head)
         try:
             self._rounds()
-        except (BwError, KeyboardInterrupt) as error:
+        except BaseException as error:
             self._end(*_failure(error))
             raise
         finally:
@@ -264,7 +265,7 @@ def _order(number: int) -> tuple[Name, Name]:
 def _failure(error: BaseException) -> tuple[str, str]:
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", "interrupted by the user"
-    text = error.message if isinstance(error, BwError) else str(error)
+    text = error.message if isinstance(error, BwError) else f"{type(error).__name__}: {error}"
     if isinstance(error, StreamFailedError):
         return error.failure, text
     classes = ((EngineStartError, "start-failed"), (ArmError, "wrong-arm"), (PromptsError, "prompts"))

@@ -166,11 +166,18 @@ def is_local(url: str) -> bool:
 
 
 def _identify(plan: ArmPlan, engine: Engine | None, info: Info) -> ArmRecord:
+    hint = f"{plan.url}/server_info has the whole configuration."
     if findings := _findings(plan, engine, info):
         raise ArmError(
-            "\n".join([f"arm {plan.name} ({plan.says}) is not what it is meant to be:", *findings]),
-            hint=f"{plan.url}/server_info has the whole configuration.",
+            "\n".join([f"arm {plan.name} ({plan.says}) is not what it is meant to be:", *findings]), hint=hint
         )
+    try:
+        return _described(plan, engine, info)
+    except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
+        raise ArmError(f"arm {plan.name} says of itself what SGLang does not say: {error}", hint=hint) from error
+
+
+def _described(plan: ArmPlan, engine: Engine | None, info: Info) -> ArmRecord:
     return planned(plan, engine).model_copy(
         update={
             "engine": _engine_record(engine if plan.command else None, str(info.get("version", "unknown"))),
@@ -200,7 +207,7 @@ def _info(plan: ArmPlan) -> Info:
     for path in served.PATHS:
         response = _ask(plan, "GET", path)
         if response.status_code == httpx.codes.OK:
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, RecursionError):
                 info = response.json()
                 if isinstance(info, dict):
                     return info

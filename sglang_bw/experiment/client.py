@@ -1,22 +1,19 @@
-"""One request over the streaming API, with the times at which its tokens came.
-
-Tokens are counted by the server: every event carries ``usage`` (``continuous_usage_stats``), and so does the end. What
-an event holds is not counted: a verify pass emits several tokens at once, and a byte of a character none.
-"""
+"""One request over the streaming API, with the times at which its tokens came."""
 
 from __future__ import annotations
 
-import codecs
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import aiohttp
+from pydantic import ValidationError
 
 from sglang_bw.errors import BwError, LoadError, PromptsError
 from sglang_bw.experiment.prompts import Prompt
+from sglang_bw.experiment.stream import Arrivals, ServerError, SseReader, count
 from sglang_bw.ledger.record import RequestRow
 
 CONNECT_S = 10.0
@@ -50,103 +47,6 @@ class Sampling:
     timeout_s: float = 120.0
 
 
-class SseReader:
-    """Turns the bytes of an event stream into the payloads of its ``data`` lines."""
-
-    def __init__(self) -> None:
-        self._decode = codecs.getincrementaldecoder("utf-8")("strict")
-        self._rest = ""
-
-    def feed(self, chunk: bytes) -> list[str]:
-        """Return the payloads that are complete with this chunk.
-
-        :raises ValueError: the bytes are not UTF-8, or a line is neither a field of the protocol nor a comment.
-        """
-        *lines, self._rest = (self._rest + self._decode.decode(chunk)).split("\n")
-        found = []
-        for line in lines:
-            line = line.rstrip("\r")
-            if line.startswith("data:"):
-                found.append(line[5:].removeprefix(" "))
-            elif line and not line.startswith((":", "event:", "id:", "retry:")):
-                raise ValueError(f"not an event: {line:.60}")
-        return found
-
-
-@dataclass
-class Arrivals:
-    """What a stream has brought so far. Times are of ``time.perf_counter``: no change of the clock reaches them."""
-
-    sent: float
-    first: float = 0.0
-    last: float = 0.0
-    gaps: list[float] = field(default_factory=list)
-    usage: dict[str, Any] = field(default_factory=dict)
-    meta: dict[str, Any] = field(default_factory=dict)
-    ids: list[int] | None = None
-    text: list[str] = field(default_factory=list)
-    finish: str | None = None
-    done: bool = False
-    _tokens: int = 0
-
-    def take(self, payload: str, now: float) -> None:
-        """Take in one event.
-
-        :raises ValueError: it is not what the protocol says.
-        """
-        if payload == "[DONE]":
-            self.done = True
-            return
-        event = json.loads(payload)
-        if not isinstance(event, dict):
-            raise ValueError(f"not an event: {payload:.60}")  # noqa: TRY004 - of the server, not of our caller
-        if "error" in event:
-            raise ServerError(event["error"])
-        choices = event.get("choices") or []
-        new = any(list(map(self._take_choice, choices)))  # each of them, so no generator
-        if usage := event.get("usage"):
-            self.usage = usage
-            tokens = int(usage.get("completion_tokens") or 0)
-            # The closing event repeats the last count and brings no token.
-            new = bool(choices) and (new or tokens > self._tokens)
-            self._tokens = max(tokens, self._tokens)
-        if extension := event.get("sglext"):
-            self._take_extension(extension)
-        if new:
-            self._arrived(now)
-
-    def _arrived(self, now: float) -> None:
-        if not self.first:
-            self.first = now
-        elif now > self.last:  # events of one read came together
-            self.gaps.append(now - self.last)
-        self.last = now
-
-    def _take_choice(self, choice: dict[str, Any]) -> bool:
-        delta = choice.get("delta") or choice
-        text = delta.get("content") or delta.get("reasoning_content") or delta.get("text") or ""
-        calls = delta.get("tool_calls") or []
-        self.finish = choice.get("finish_reason") or self.finish
-        self.text += [text, *(json.dumps(call.get("function"), ensure_ascii=False) for call in calls)]
-        ids = choice.get("token_ids")
-        if ids is not None:
-            self.ids = self.ids or []
-            self.ids += ids  # in place: a long answer is not copied for each of its tokens
-        return bool(text or calls or ids)
-
-    def _take_extension(self, extension: dict[str, Any]) -> None:
-        self.meta = extension.get("spec_tokens_details") or self.meta
-        if ids := extension.get("output_ids"):
-            self.ids = list(ids[0] if isinstance(ids[0], list) else ids)
-
-
-class ServerError(ValueError):
-    """The server wrote an error into the stream."""
-
-    def __init__(self, said: Any) -> None:
-        super().__init__(str(said.get("message", said)) if isinstance(said, dict) else str(said))
-
-
 def connect(limit_s: float, api_key: str | None = None) -> aiohttp.ClientSession:
     """Return a session without a limit on connections, that no proxy of the environment gets into."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -172,6 +72,7 @@ async def ask(
             if response.status != 200:
                 _refused(url, prompt, response.status, await response.text())
             await _read(response, seen)
+        return _row(prompt, seen, began), seen.gaps
     except ServerError as error:
         _refused(url, prompt, 200, str(error))
     except BwError:
@@ -185,12 +86,12 @@ async def ask(
     except aiohttp.ClientError as error:
         hint = "The server has died, or its address is wrong; its log says why."
         raise StreamFailedError("server-died", f"{url} broke the connection: {error}", hint=hint) from error
-    except (ValueError, TypeError, AttributeError, KeyError, IndexError) as error:
-        raise _malformed(url, prompt, str(error)) from error
-    if not seen.done or not seen.usage:
-        missing = "[DONE]" if not seen.done else "usage"
-        raise _malformed(url, prompt, f"it ended without {missing}")
-    return _row(prompt, seen, began), seen.gaps
+    except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError) as error:
+        raise StreamFailedError(
+            "bad-stream",
+            f"the stream of {url} is not what the API promises (prompt {prompt.id}): {_what(error)}",
+            hint="Something between this client and the engine may have cut or changed it.",
+        ) from error
 
 
 async def _read(response: aiohttp.ClientResponse, seen: Arrivals) -> None:
@@ -223,8 +124,17 @@ def request(prompt: Prompt, sampling: Sampling) -> tuple[str, dict[str, Any]]:
 
 
 def _row(prompt: Prompt, seen: Arrivals, began: float) -> RequestRow:
+    """Return what came of a request.
+
+    :raises ServerError: it ended without a token: the engine counts the end of an answer as one.
+    :raises ValueError: the stream was cut, or holds what the protocol does not have.
+    """
+    if not seen.done or not seen.usage:
+        raise ValueError(f"it ended without {'usage' if seen.done else '[DONE]'}")
     usage, meta = seen.usage, seen.meta
-    tokens = int(usage.get("completion_tokens") or 0)
+    tokens = count(usage, "completion_tokens")
+    if not tokens:
+        raise ServerError("the answer has no tokens")
     details = usage.get("prompt_tokens_details") or {}
     last = seen.last or time.perf_counter()
     ttft = seen.first - seen.sent if seen.first else None
@@ -236,14 +146,14 @@ def _row(prompt: Prompt, seen: Arrivals, began: float) -> RequestRow:
         tpot_s=(last - seen.first) / (tokens - 1) if tokens > 1 and seen.first else None,
         itl_s=(gaps[len(gaps) // 2], gaps[int(len(gaps) * 0.99)], gaps[-1]) if gaps else None,
         e2e_s=last - seen.sent,
-        prompt_tokens=int(usage.get("prompt_tokens") or 0),
-        cached_tokens=int(details.get("cached_tokens") or 0),
+        prompt_tokens=count(usage, "prompt_tokens"),
+        cached_tokens=count(details, "cached_tokens"),
         output_tokens=tokens,
-        rounds=int(meta.get("spec_verify_ct") or 0),
-        accepted=int(meta.get("spec_num_correct_drafts") or 0),
+        rounds=count(meta, "spec_verify_ct"),
+        accepted=count(meta, "spec_num_correct_drafts"),
         histogram=tuple(meta.get("spec_correct_drafts_histogram") or ()),
         output_ids=tuple(seen.ids) if seen.ids is not None else None,
-        text=None if seen.ids is not None else "".join(seen.text),
+        text=seen.answer,
         finish=seen.finish,
     )
 
@@ -255,7 +165,7 @@ def _refused(url: str, prompt: Prompt, status: int, said: str) -> NoReturn:
             f"the prompt {prompt.id} does not fit the model's context: {reason}",
             hint="Take a shorter set with --prompts, or start the servers with a larger --context-length.",
         )
-    answer = f"answered {status}" if status != 200 else "wrote an error into the stream"
+    answer = f"answered {status}" if status != 200 else "did not answer to the end"
     raise StreamFailedError(
         "server-error", f"{url} {answer} (prompt {prompt.id}): {reason}", hint="The server's log has the cause."
     )
@@ -264,7 +174,7 @@ def _refused(url: str, prompt: Prompt, status: int, said: str) -> NoReturn:
 def _message(said: str) -> str:
     try:
         value = json.loads(said)
-    except ValueError:
+    except (ValueError, RecursionError):
         return said.strip()[:300] or "no reason given"
     if isinstance(value, dict):
         inner = value.get("error", value)
@@ -272,9 +182,9 @@ def _message(said: str) -> str:
     return str(value)[:300]
 
 
-def _malformed(url: str, prompt: Prompt, what: str) -> StreamFailedError:
-    return StreamFailedError(
-        "bad-stream",
-        f"the stream of {url} is not what the API promises (prompt {prompt.id}): {what}",
-        hint="Something between this client and the engine may have cut or changed it.",
-    )
+def _what(error: Exception) -> str:
+    """Return in a line what is wrong with a stream."""
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)

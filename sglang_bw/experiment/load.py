@@ -155,6 +155,6 @@ class _Watch:
         try:
             async with self.session.get(self.url + path) as response:
                 answer = await response.json() if response.status == 200 else None
-        except (aiohttp.ClientError, TimeoutError, ValueError):
+        except (aiohttp.ClientError, TimeoutError, ValueError, RecursionError):
             return None
         return answer if isinstance(answer, dict) else None

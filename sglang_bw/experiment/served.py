@@ -49,21 +49,24 @@ def memory(info: Info) -> dict[str, float]:
 
 
 def look(info: Info, at_s: float) -> PolicyLook | None:
-    """Return what the adaptive policy believes; ``None`` without one, or with upstream's, which does not tell.
+    """Return what the adaptive policy believes; ``None`` without one, or with one that does not tell, as upstream's.
 
     :param at_s: when it was asked, seconds since the begin of the block.
     """
     said = _state(info).get("spec_adaptive")
     if not isinstance(said, dict) or "steps" not in said:
         return None
-    return PolicyLook(
-        at_s=at_s,
-        steps=int(said["steps"]),
-        switches=int(said.get("switches") or 0),
-        accept_length=said.get("accept_length"),
-        round_ratio=said.get("round_ratio"),
-        reason=str(said.get("reason") or ""),
-    )
+    try:
+        return PolicyLook(
+            at_s=at_s,
+            steps=int(said["steps"]),
+            switches=int(said.get("switches") or 0),
+            accept_length=said.get("accept_length"),
+            round_ratio=said.get("round_ratio"),
+            reason=str(said.get("reason") or ""),
+        )
+    except (ValueError, TypeError, OverflowError):
+        return None
 
 
 def speculation(info: Info) -> str | None:

@@ -84,6 +84,11 @@ def parse(text: str) -> Setting:
     found = tuple(dict.fromkeys(value.strip() for value in values.split(",") if value.strip()))
     if not (name and equals and found):
         raise TuneError(f"{text!r} is no setting to search", hint="Write for example --space max-running-requests=4,8.")
+    if name == STEPS and (wrong := [value for value in found if not _is_step_value(value)]):
+        raise TuneError(
+            f"{', '.join(wrong)}: no number of draft steps",
+            hint=f"Numbers from 1 on, or {OFF}: --space steps=1,3,{OFF}.",
+        )
     return Setting(engine_flags.ALIASES.get(name, name), (AS_IS, *(value for value in found if value != AS_IS)))
 
 
@@ -153,6 +158,10 @@ def check(space: Space, known: Sequence[str]) -> None:
         raise TuneError(
             f"{', '.join(wrong)}: no flag of this engine", hint="Flags are written as for `serve`, without dashes."
         )
+
+
+def _is_step_value(value: str) -> bool:
+    return value in (AS_IS, OFF) or (value.isascii() and value.isdigit() and int(value[:9]) > 0)
 
 
 def _typed(value: str) -> str | bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,9 +88,9 @@ class Watcher:
         self.served = Served(
             model=str(info.get("served_model_name") or info.get("model_path")),
             version=str(info.get("version") or "?"),
-            algorithm=info.get("speculative_algorithm"),
-            steps=int(steps) if steps is not None else None,
-            draft_tokens=int(tokens) if tokens is not None else None,
+            algorithm=str(info["speculative_algorithm"]) if info.get("speculative_algorithm") else None,
+            steps=_whole(_number(steps)),
+            draft_tokens=_whole(_number(tokens)),
             adaptive=bool(info.get("speculative_adaptive")),
             has_metrics=self._metrics() is not None,
         )
@@ -107,29 +108,28 @@ class Watcher:
 
     def _of_loads(self, now: float) -> Reading:
         try:
-            loads = self._json("/v1/loads").get("loads") or []
+            ranks = _objects(self._json("/v1/loads").get("loads"))
         except WatchError:
             if not self._json("/health", parse=False):
                 raise
-            loads = []  # an engine from before this report
-        ranks = [load for load in loads if isinstance(load, dict)]
+            ranks = []  # an engine from before this report
         if not ranks:
             return Reading(now, tok_s=self._last_throughput())
-        lengths = [rank["speculative"]["accept_length"] for rank in ranks if rank.get("speculative")]
+        spec = [rank["speculative"] for rank in ranks if isinstance(rank.get("speculative"), dict)]
+        lengths = _numbers(spec, "accept_length")
         return Reading(
             at=now,
-            running=sum(int(rank.get("num_running_reqs", 0)) for rank in ranks),
-            queued=sum(int(rank.get("num_waiting_reqs", 0)) for rank in ranks),
-            kv_use=max(float(rank.get("token_usage", 0.0)) for rank in ranks),
+            running=_whole(sum(_numbers(ranks, "num_running_reqs"))),
+            queued=_whole(sum(_numbers(ranks, "num_waiting_reqs"))),
+            kv_use=max(_numbers(ranks, "token_usage"), default=None),
             # The report's own speed stays 0 while metrics are off.
-            tok_s=sum(float(rank.get("gen_throughput", 0.0)) for rank in ranks) or self._last_throughput(),
+            tok_s=sum(_numbers(ranks, "gen_throughput")) or self._last_throughput(),
             accept_length=sum(lengths) / len(lengths) if lengths else None,
         )
 
     def _last_throughput(self) -> float | None:
-        states = self._json("/server_info").get("internal_states") or []
-        found = [state.get("last_gen_throughput") for state in states if isinstance(state, dict)]
-        known = [float(value) for value in found if value is not None]
+        states = self._json("/server_info").get("internal_states")
+        known = _numbers(_objects(states), "last_gen_throughput")
         return sum(known) if known else None
 
     def _metrics(self) -> dict[str, float] | None:
@@ -155,7 +155,7 @@ class Watcher:
             return {"ok": True}
         try:
             found = response.json()
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise self._not_sglang(f"{path} is no JSON") from error
         if not isinstance(found, dict):
             raise self._not_sglang(f"{path} is no object")
@@ -203,4 +203,21 @@ def _of_metrics(values: Mapping[str, float], now: float) -> Reading:
 
 
 def _whole(value: float | None) -> int | None:
-    return None if value is None else int(value)
+    return None if value is None or not math.isfinite(value) else int(value)
+
+
+def _number(said: Any) -> float | None:
+    """Return a number that a server says; ``None`` for anything else, "auto" for one."""
+    try:
+        number = float(said)
+    except (ValueError, TypeError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _numbers(parts: Iterable[Mapping[str, Any]], key: str) -> list[float]:
+    return [number for part in parts if (number := _number(part.get(key))) is not None]
+
+
+def _objects(said: Any) -> list[dict[str, Any]]:
+    return [one for one in said if isinstance(one, dict)] if isinstance(said, list) else []

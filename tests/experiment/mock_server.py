@@ -14,6 +14,8 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 
+TALLIES = {"nine": {"prompt_tokens": "nine"}, "negative": {"completion_tokens": -5}}
+
 
 @dataclass
 class Behaviour:
@@ -25,6 +27,7 @@ class Behaviour:
     :ivar adapts: have a policy that changes its steps with every sixth request.
     :ivar fault: what goes wrong, from request ``fault_after`` on.
     :ivar differs_at: token position at which its answers differ from other servers'.
+    :ivar ids: give token ids, which engines up to 0.5.16 do not.
     :ivar slower: factor on ``token_s`` that grows by itself with every request (a machine that drifts).
     """
 
@@ -39,6 +42,7 @@ class Behaviour:
     slower: float = 0.0
     version: str = "0.5.23+bw.1"
     stamps: bool = False
+    ids: bool = True
     kv_tokens: int = 16384
 
 
@@ -84,10 +88,7 @@ class Mock:
     async def generate(self, body: dict, writer: asyncio.StreamWriter, fault: str) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
         chat = "messages" in body
-        asked = json.dumps(body.get("messages") or body["prompt"])
-        ids = [(sum(asked.encode()) + 7 * n) % 200 + 10 for n in range(body["max_tokens"])]
-        if self.be.differs_at >= 0:
-            ids[self.be.differs_at :] = [token + 1 for token in ids[self.be.differs_at :]]
+        ids = self.tokens(body, fault)
         pace = self.be.token_s * (1 + self.be.slower * self.requests)
         # Many streams: out of step, as an engine's own event loop spaces them out.
         began = time.monotonic() - (self.requests % 64 / 64 * pace if self.be.stamps else 0)
@@ -97,16 +98,12 @@ class Mock:
             if events == 3 and fault:
                 if fault == "die":
                     os.kill(os.getpid(), signal.SIGKILL)
-                if fault in ("cut", "garbage", "binary", "no-json", "error", "odd"):
+                if fault in ("cut", "garbage", "binary", "no-json", "error", "odd", "deep", "infinite"):
                     break
                 if fault == "stalls":
                     await asyncio.sleep(600)
             part = ids[start : start + self.be.burst]
-            text = "".join(map(chr, part))
-            if self.be.stamps:
-                text = str(time.perf_counter())
-            choice = {"index": 0, "delta": {"content": text}} if chat else {"index": 0, "text": text, "token_ids": part}
-            self.event(writer, {"choices": [choice], "usage": self.usage(start + len(part))})
+            self.event(writer, {"choices": [self.choice(part, chat)], "usage": self.usage(start + len(part))})
             await writer.drain()
         broken = {
             "cut": b"",
@@ -114,6 +111,8 @@ class Mock:
             "binary": b"data: \xff\xfe\n\n",
             "no-json": b'data: {"choices": [\n\n',
             "odd": b'data: {"choices": [17]}\n\n',
+            "deep": b"data: " + b"[" * 200_000 + b"\n\n",
+            "infinite": b'data: {"choices": [], "usage": {"completion_tokens": 1e999}}\n\n',
             "error": b'data: {"error": {"message": "Generation aborted.", "code": 500}}\n\n',
         }
         if fault in broken:
@@ -123,9 +122,28 @@ class Mock:
         writer.write(b"0\r\n\r\n")
         await writer.drain()
 
+    def tokens(self, body: dict, fault: str) -> list[int]:
+        asked = json.dumps(body.get("messages") or body["prompt"])
+        ids = [(sum(asked.encode()) + 7 * n) % 200 + 10 for n in range(body["max_tokens"])]
+        if self.be.differs_at >= 0:
+            ids[self.be.differs_at :] = [token + 1 for token in ids[self.be.differs_at :]]
+        return [] if fault == "empty" else ids
+
+    def choice(self, part: list[int], chat: bool) -> dict:
+        text = str(time.perf_counter()) if self.be.stamps else "".join(map(chr, part))
+        if chat:
+            return {"index": 0, "delta": {"content": text}}
+        return {"index": 0, "text": text} | ({"token_ids": part} if self.be.ids else {})
+
     def end(self, writer: asyncio.StreamWriter, ids: list[int], chat: bool, fault: str) -> None:
-        self.event(writer, {"choices": [{"index": 0, "delta": {}, "text": "", "finish_reason": "length"}]})
-        extension: dict = {"output_ids": [ids]} if chat else {}
+        finish = {
+            "abort": "abort",
+            "abort-native": {"type": "abort", "message": "The engine ends"},
+            "native": {"type": "length", "length": len(ids)},
+            "no-reason": {"kind": 7},
+        }.get(fault, "length")
+        self.event(writer, {"choices": [{"index": 0, "delta": {}, "text": "", "finish_reason": finish}]})
+        extension: dict = {"output_ids": [ids]} if chat and self.be.ids else {}
         if self.be.speculative:
             rounds = max(1, len(ids) // 3)
             extension["spec_tokens_details"] = {
@@ -135,7 +153,7 @@ class Mock:
             }
         self.event(writer, {"choices": [], "sglext": extension})
         if fault != "no-usage":
-            self.event(writer, {"choices": [], "usage": self.usage(len(ids))})
+            self.event(writer, {"choices": [], "usage": self.usage(len(ids)) | TALLIES.get(fault, {})})
         self.chunk(writer, b"data: [DONE]\n\n")
 
     def usage(self, tokens: int) -> dict:

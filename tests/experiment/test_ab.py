@@ -218,6 +218,10 @@ class Silent:
         ("die", 70, "server-died", "broke the connection"),
         ("500", 70, "server-error", "out of memory"),
         ("garbage", 70, "bad-stream", "not what the API promises"),
+        ("deep", 70, "bad-stream", "nested too deeply"),
+        ("nine", 70, "bad-stream", "prompt_tokens is 'nine'"),
+        ("empty", 70, "server-error", "no tokens"),
+        ("abort", 70, "server-error", "aborted the request"),
         ("never", 70, "timeout", "said nothing"),
         ("context", 72, "prompts", "does not fit"),
     ],
@@ -234,6 +238,33 @@ def test_a_failure_mid_run_keeps_what_was_finished(
     assert [block.arm for block in run.blocks] == ["A", "B"]
     assert outcome(run).failure == failure
     assert not outcome(run).valid
+
+
+def test_a_fault_of_this_tool_has_an_outcome_too(
+    mock: StartMock, record: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans = ArmPlan("A", "a", mock()), ArmPlan("B", "b", mock())
+    settings = Settings(prompt_sets.load("tiny").first(2), Sampling(max_tokens=4), rounds=2)
+    one = Experiment(
+        head(plans, None, settings, recipe=None),
+        Pair(plans, lambda plan: Arm(plan, None), together=True),
+        settings,
+        RunFile(record),
+        Silent(),
+    )
+    monkeypatch.setattr(Silent, "round_over", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        one.run()
+    run = read(record)
+    assert (len(run.blocks), outcome(run).failure) == (2, "other")
+    assert outcome(run).failure_text == "ZeroDivisionError: division by zero"
+
+
+@pytest.mark.parametrize("kv_tokens", ["many", float("inf")])
+def test_a_server_that_says_nonsense_of_itself(mock: StartMock, record: Path, kv_tokens: object) -> None:
+    failed = run_ab(record, "--url", mock(), "--url", mock(kv_tokens=kv_tokens), *FAST, code=71)
+    assert "arm B says of itself what SGLang does not say" in failed.stderr
+    assert outcome(read(record)).failure == "wrong-arm"
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
@@ -289,6 +320,9 @@ def test_servers_that_are_not_there(mock: StartMock, record: Path) -> None:
         (["tiny", "--no-spec", "--vs", "tiny"], "say what to compare with"),
         (["--url", "http://a:1"], "--url is given twice"),
         (["--url", "ftp://a", "--url", "http://b"], "is no address"),
+        (["--url", "http://[::1", "--url", "http://b"], "is no address"),
+        (["--url", "http://a:99999", "--url", "http://b"], "is no address"),
+        (["tiny", "--no-spec", "--request-timeout", "nan"], "is no number"),
         (["tiny", "--set", "steps"], "is no KEY=VALUE"),
         (["tiny", "--no-spec", "--within", "0"], "is no share"),
         (["tiny", "--no-spec", "--budget", "soon"], "is no duration"),

@@ -10,8 +10,9 @@ import pytest
 
 from sglang_bw.errors import PromptsError
 from sglang_bw.experiment import client, load
-from sglang_bw.experiment.client import Arrivals, Sampling, SseReader, StreamFailedError
+from sglang_bw.experiment.client import Sampling, StreamFailedError
 from sglang_bw.experiment.prompts import Prompt
+from sglang_bw.experiment.stream import Arrivals, SseReader
 from tests.experiment.conftest import StartMock
 
 CHAT = Prompt("chat", messages=({"role": "user", "content": "Hello"},))
@@ -23,6 +24,12 @@ DISTURBED = 0.05
 
 def many(count: int) -> list[Prompt]:
     return [Prompt(f"p{n}", text=f"prompt {n}") for n in range(count)]
+
+
+def test_the_answers_text_is_kept_beside_its_ids(mock: StartMock) -> None:
+    for prompt in (CHAT, TEXT):
+        (row,) = load.run_block(mock(), [prompt], Sampling(max_tokens=4), 1).rows
+        assert row.text == "".join(map(chr, row.output_ids or ()))
 
 
 @pytest.mark.parametrize("prompt", [CHAT, TEXT, Prompt("ids", ids=(5, 6, 7))], ids=lambda p: p.id)
@@ -64,6 +71,14 @@ def test_prompts_keep_their_order_and_their_number_at_a_time(mock: StartMock) ->
         ("binary", "bad-stream", "codec"),
         ("no-json", "bad-stream", "Expecting"),
         ("odd", "bad-stream", "no attribute"),
+        ("deep", "bad-stream", "nested too deeply"),
+        ("infinite", "bad-stream", "completion_tokens is inf"),
+        ("nine", "bad-stream", "prompt_tokens is 'nine'"),
+        ("negative", "bad-stream", "completion_tokens is -5"),
+        ("no-reason", "bad-stream", "finish_reason is"),
+        ("empty", "server-error", "p0.*no tokens"),
+        ("abort", "server-error", "aborted the request"),
+        ("abort-native", "server-error", "The engine ends"),
         ("error", "server-error", "aborted"),
         ("no-usage", "bad-stream", "without usage"),
         ("never", "timeout", "said nothing for 1 s"),
@@ -76,6 +91,18 @@ def test_a_server_that_fails_is_one_clear_error(mock: StartMock, fault: str, fai
         load.run_block(url, many(8), Sampling(max_tokens=20, timeout_s=1), 4)
     assert caught.value.failure == failure
     assert caught.value.hint
+
+
+def test_sglangs_own_form_of_a_finish_reason(mock: StartMock) -> None:
+    (row,) = load.run_block(mock(fault="native"), [TEXT], Sampling(max_tokens=4), 1).rows
+    assert (row.finish, row.output_tokens) == ("length", 4)
+
+
+def test_an_answer_cut_within_a_surrogate_pair_is_whole() -> None:
+    seen = Arrivals(sent=0.0)
+    for part in (r"a\ud83d", r"\ude00b", r"\udc00"):
+        seen.take(f'{{"choices": [{{"text": "{part}"}}]}}', 1.0)
+    assert seen.answer == "a\N{GRINNING FACE}b\N{REPLACEMENT CHARACTER}"
 
 
 def test_a_server_that_is_not_there(mock: StartMock) -> None:

@@ -214,6 +214,12 @@ def test_settings_that_are_none(text: str) -> None:
         spaces.parse(text)
 
 
+@pytest.mark.parametrize("text", ["steps=abc", "steps=1,0", "steps=-1", "steps=1.5", "steps=²"])
+def test_draft_steps_that_are_none(text: str) -> None:
+    with pytest.raises(TuneError, match="no number of draft steps"):
+        spaces.parse(text)
+
+
 def test_settings_as_they_are_typed() -> None:
     assert spaces.parse("--tp=1, 2,2").values == (AS_IS, "1", "2")
     assert spaces.parse("tp=1").name == "tp-size"

@@ -105,6 +105,23 @@ def test_a_load_report_without_a_speed_is_completed(server: Serve) -> None:
     assert (now.tok_s, now.running) == (12.5, 3)
 
 
+def test_what_is_no_number_is_not_told(server: Serve, capsys: pytest.CaptureFixture[str]) -> None:
+    info = {**INFO, "speculative_num_steps": "auto", "internal_states": [{"last_gen_throughput": "fast"}, 7]}
+    loads = {"loads": [{"num_running_reqs": "many", "token_usage": None, "speculative": {}}, {"token_usage": 0.5}, 7]}
+    code, out, err = once(server({"/server_info": info, "/v1/loads": loads}), capsys)
+    assert code == 0
+    assert "EAGLE3" in err
+    assert "steps" not in err.splitlines()[0]
+    assert "KV cache 50.0%" in out
+    assert "draft steps -" in out
+    assert once(server({"/server_info": info, "/v1/loads": {"loads": "none"}}), capsys)[0] == 0
+
+
+@pytest.mark.parametrize("interval", ["nan", "inf", "1e300"])
+def test_an_interval_that_is_none(capsys: pytest.CaptureFixture[str], interval: str) -> None:
+    assert once("http://127.0.0.1:1", capsys, "--interval", interval)[0] == 2
+
+
 def test_an_older_engine_tells_its_speed_at_least(server: Serve) -> None:
     now = Watcher(server({"/server_info": INFO, "/health": ""})).read()
     assert now.tok_s == 12.5
