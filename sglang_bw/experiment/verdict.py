@@ -33,7 +33,9 @@ class Limits:
     e2e_s: float | None = None
 
     def met(self, row: RequestRow) -> bool:
-        """Tell whether a request kept every limit."""
+        """Tell whether a request was answered and kept every limit; a single token has no TPOT to keep."""
+        if not row.output_tokens or row.ttft_s is None or row.e2e_s is None:
+            return False
         pairs = ((self.ttft_s, row.ttft_s), (self.tpot_s, row.tpot_s), (self.e2e_s, row.e2e_s))
         return all(limit is None or (value or 0.0) <= limit for limit, value in pairs)
 

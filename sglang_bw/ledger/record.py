@@ -84,7 +84,7 @@ class RequestRow(_Part):
     :ivar accepted: draft tokens that they accepted.
     :ivar histogram: number of verify passes that accepted 0, 1, 2... draft tokens.
     :ivar output_ids: output tokens; ``None`` where the server does not give them.
-    :ivar text: the answer, where there are no ids to compare.
+    :ivar text: the answer; compared where an arm gives no ids. ``None`` beside ids in records of older releases.
     """
 
     prompt: str

@@ -24,7 +24,8 @@ from sglang_bw.experiment.head import head
 from sglang_bw.experiment.pair import Pair
 from sglang_bw.experiment.prompts import Prompt
 from sglang_bw.experiment.settings import Settings
-from sglang_bw.ledger.record import RunRecord
+from sglang_bw.experiment.verdict import Limits
+from sglang_bw.ledger.record import RequestRow, RunRecord
 from sglang_bw.ledger.report.policy import switches
 from sglang_bw.ledger.runfile import RunFile, read
 from tests.experiment.conftest import StartMock
@@ -115,6 +116,31 @@ def test_a_planted_difference_is_shown(mock: StartMock, record: Path) -> None:
     first = outcome(run).outputs.first
     assert (first.position, first.unit) == (7, "token")
     assert int(first.b.split()[0]) == int(first.a.split()[0]) + 1
+
+
+@pytest.mark.parametrize("differs_at", [-1, 7])
+@pytest.mark.parametrize("ids", [(True, False), (False, True), (False, False)])
+def test_answers_without_ids_are_compared_as_text(
+    mock: StartMock, record: Path, ids: tuple[bool, bool], differs_at: int
+) -> None:
+    run = compare(record, mock(ids=ids[0]), mock(ids=ids[1], differs_at=differs_at), "--rounds", "2")
+    found = outcome(run).outputs
+    assert (found.compared, found.different) == (6, 0 if differs_at < 0 else 6)
+    assert differs_at < 0 or (found.first.position, found.first.unit) == (7, "character")
+
+
+@pytest.mark.parametrize(
+    ("row", "met"),
+    [
+        ({"output_tokens": 5, "ttft_s": 0.1, "tpot_s": 0.1, "e2e_s": 0.5}, True),
+        ({"output_tokens": 1, "ttft_s": 0.1, "e2e_s": 0.1}, True),
+        ({"output_tokens": 5, "ttft_s": 0.1, "tpot_s": 0.3, "e2e_s": 0.5}, False),
+        ({"output_tokens": 0, "e2e_s": 0.1}, False),
+        ({}, False),
+    ],
+)
+def test_a_request_without_tokens_is_no_good_one(row: dict[str, Any], met: bool) -> None:
+    assert Limits(ttft_s=1, tpot_s=0.2, e2e_s=1).met(RequestRow(prompt="p", **row)) is met
 
 
 @pytest.mark.alone
