@@ -18,7 +18,7 @@ from sglang_bw.launch import device as devices
 from sglang_bw.launch import remote_code, selection
 from sglang_bw.launch.command import Command
 from sglang_bw.launch.engine import Engine
-from sglang_bw.recipes import flags
+from sglang_bw.recipes import chain, flags
 from sglang_bw.recipes.flags import Flags
 from sglang_bw.recipes.schema import Device, Recipe
 
@@ -110,6 +110,7 @@ class _Builder:
             extra=extra,
             version=self.engine.installation.version,
         )
+        command = replace(command, flags=flags.merge(command.flags, chain.follow(command.flags, extra)))
         command = _without(command, [key for key, value in changed.items() if value in (False, None)])
         env = {key: value for key, value in (changes or {}).items() if _ENV_NAME.fullmatch(key)}
         command = remote_code.with_records(replace(command, env={**command.env, **env}))

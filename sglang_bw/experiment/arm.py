@@ -26,7 +26,7 @@ from sglang_bw.launch.process import SignalRelay
 from sglang_bw.launch.server import Server
 from sglang_bw.launch.startup import Phase, Startup
 from sglang_bw.ledger.record import ArmRecord, EngineRecord
-from sglang_bw.recipes import flags
+from sglang_bw.recipes import chain, flags
 
 Name = Literal["A", "B"]
 OnStart = Callable[[str, Startup, list[Phase]], None]
@@ -34,7 +34,7 @@ OnStart = Callable[[str, Startup, list[Phase]], None]
 _ASK_S = 30.0
 _FLUSH_TRIES = 20
 _STOP_S = 20.0
-_SPECULATION = ("speculative-num-steps", "speculative-eagle-topk", "speculative-num-draft-tokens")
+_SPECULATION = (chain.STEPS, chain.TOPK, chain.DRAFT_TOKENS)
 
 
 @dataclass(frozen=True)

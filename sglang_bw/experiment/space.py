@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sglang_bw.errors import TuneError
+from sglang_bw.recipes import chain
 from sglang_bw.recipes import flags as engine_flags
 from sglang_bw.recipes.flags import Flag, Flags
 
@@ -126,10 +127,8 @@ def flags_of(choice: Choice, launch: Flags) -> tuple[Flags, bool]:
         elif value == OFF:
             speculates = False
         else:
-            added += [
-                Flag("speculative-num-steps", (value,)),
-                Flag("speculative-num-draft-tokens", (str(int(value) + 1),)),
-            ]
+            added += [Flag(chain.STEPS, (value,)), Flag(chain.DRAFT_TOKENS, (str(chain.draft_tokens(int(value))),))]
+    added += chain.follow(engine_flags.merge(launch, tuple(added)), tuple(added))
     if not speculates:
         added = [flag for flag in added if not flag.name.startswith(_SPECULATIVE)]
     return tuple(added), speculates
@@ -169,15 +168,15 @@ def _typed(value: str) -> str | bool:
 
 
 def _flag(name: str) -> str:
-    return "speculative-num-steps" if name == STEPS else name
+    return chain.STEPS if name == STEPS else name
 
 
 def _speculation(launch: Flags) -> list[Setting]:
     if not engine_flags.has(launch, "speculative-algorithm"):
         return []
-    if engine_flags.value(launch, "speculative-eagle-topk", "1") == "1":
+    if engine_flags.value(launch, chain.TOPK, "1") == "1":
         return [Setting(STEPS, _STEP_VALUES)]
-    return [Setting("speculative-eagle-topk", _TREES), Setting("speculative-num-draft-tokens", ("4", "8", "16"))]
+    return [Setting(chain.TOPK, _TREES), Setting(chain.DRAFT_TOKENS, ("4", "8", "16"))]
 
 
 def _around(name: str, launch: Flags, factors: Sequence[float]) -> Setting:

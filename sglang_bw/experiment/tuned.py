@@ -10,15 +10,11 @@ from sglang_bw.experiment import space as spaces
 from sglang_bw.experiment.space import AS_IS, OFF, STEPS, Choice
 from sglang_bw.experiment.tune import Tried
 from sglang_bw.ledger.record import Host, RunRecord
-from sglang_bw.recipes import writer
+from sglang_bw.recipes import chain, writer
 from sglang_bw.recipes.hardware import Device
 from sglang_bw.recipes.schema import Recipe
 
-_SPEC = {
-    "speculative-num-steps": "steps",
-    "speculative-eagle-topk": "topk",
-    "speculative-num-draft-tokens": "draft_tokens",
-}
+_SPEC = {chain.STEPS: "steps", chain.TOPK: "topk", chain.DRAFT_TOKENS: "draft_tokens"}
 _HEAD = """\
 # Written by `sglang-bw tune`: the settings under `overrides` were faster on one machine, with one set of prompts.
 # What was tried is in the ledger: `sglang-bw ledger list --study {study}`.
@@ -56,7 +52,7 @@ def _override(choice: Choice, base: Recipe) -> dict[str, Any]:
         if value in (AS_IS, OFF):
             continue
         if name == STEPS:
-            parts["spec"] |= {"steps": int(value), "draft_tokens": int(value) + 1}
+            parts["spec"] |= {"steps": int(value), "draft_tokens": chain.draft_tokens(int(value))}
         elif name in _SPEC:
             parts["spec"][_SPEC[name]] = int(value)
         elif name == "cuda-graph-max-bs-decode":
@@ -70,8 +66,8 @@ def _override(choice: Choice, base: Recipe) -> dict[str, Any]:
         else:
             parts["args"][name] = {"true": True, "false": False}.get(value, int(value) if value.isdigit() else value)
     spec = parts["spec"]
-    if spec.get("topk") == 1 and base.spec:  # a tree that became a chain verifies what it drafts, and the root
-        spec["draft_tokens"] = spec.get("steps", base.spec.steps) + 1
+    if base.spec and {"topk", "steps"} & set(spec) and spec.get("topk", base.spec.topk) == 1:
+        spec["draft_tokens"] = chain.draft_tokens(spec.get("steps", base.spec.steps))
     return {name: part for name, part in parts.items() if part}
 
 

@@ -372,6 +372,23 @@ def test_dry_run_shows_both_arms_and_starts_nothing(record: Path) -> None:
     assert dry["arms"][0]["name"] == "A"
 
 
+@pytest.mark.parametrize(
+    ("change", "tokens"),
+    [
+        (["--set", "speculative-num-steps=5"], "6"),
+        (["--set", "speculative-num-steps=5", "--set", "speculative-num-draft-tokens=4"], "4"),
+        (["--set", "speculative-num-steps=2", "--set", "speculative-eagle-topk=4"], "4"),
+        (["--no-spec", "--", "--speculative-num-steps", "5"], "6"),
+    ],
+)
+def test_the_draft_tokens_of_a_chain_follow_its_steps(record: Path, change: list[str], tokens: str) -> None:
+    """As in the engine, which an arm is compared with; a tree has its own number."""
+    shown = run_ab(record, "tiny", "--device", "cpu", "--dry-run", "--json", *change).stdout
+    flags = json.loads(shown)["arms"][1]["argv"]
+    assert flags.count("--speculative-num-draft-tokens") == 1
+    assert flags[flags.index("--speculative-num-draft-tokens") + 1] == tokens
+
+
 @pytest.mark.parametrize(("value", "simulated"), [("3", True), ("-1", False), ("", False)])
 def test_simulated_acceptance_of_the_shell_is_recorded(
     record: Path, monkeypatch: pytest.MonkeyPatch, value: str, simulated: bool

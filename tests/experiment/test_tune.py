@@ -208,6 +208,18 @@ def test_choices_become_flags() -> None:
     assert (flags.tokens(added), speculates) == (["--enable-x"], False)
 
 
+def test_the_draft_tokens_of_a_chain_follow_its_steps(tmp_path: Path) -> None:
+    added, _ = spaces.flags_of({"speculative-num-steps": "5"}, CHAIN)
+    assert flags.value(added, "speculative-num-draft-tokens") == "6"
+    tree = flags.merge(CHAIN, launch("--speculative-eagle-topk 4 --speculative-num-draft-tokens 8"))
+    added, _ = spaces.flags_of({"speculative-eagle-topk": "1"}, tree)
+    assert flags.value(added, "speculative-num-draft-tokens") == "4"
+    assert not flags.has(spaces.flags_of({"speculative-num-steps": "5"}, tree)[0], "speculative-num-draft-tokens")
+    spec = lookup.read(written(tmp_path, winner(speculative_num_steps="5"))).on(Hardware(device="cpu")).spec
+    assert spec
+    assert (spec.steps, spec.draft_tokens) == (5, 6)
+
+
 @pytest.mark.parametrize("text", ["", "a", "=1", "a=", "a=,", "--=3"])
 def test_settings_that_are_none(text: str) -> None:
     with pytest.raises(TuneError, match="no setting"):
