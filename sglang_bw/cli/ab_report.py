@@ -87,7 +87,9 @@ def print_plan(head: RunRecord) -> None:
         f"{load['temperature']:g}, at {', '.join(map(str, load['concurrency']))} at once",
         markup=False,
     )
-    rounds = f"{load['rounds']} rounds" if load["rounds"] else f"until the interval is within {load['within']:.1%}"
+    rounds = (
+        f"{load['rounds']} rounds" if load["rounds"] else f"until the interval is within {100 * load['within']:g} %"
+    )
     out.print(f"{rounds}, at most {load['budget_s'] / 60:.0f} min, blocks A B B A", markup=False)
 
 

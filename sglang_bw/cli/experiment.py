@@ -39,7 +39,9 @@ from sglang_bw.launch import command as commands
 )
 @click.option("--count", type=click.IntRange(min=1), help="Only the first prompts of the set.")
 @click.option("--concurrency", type=Numbers(), default="1", show_default=True, help="Requests open at a time: 1,4,16.")
-@click.option("--rounds", type=click.IntRange(min=2), help="Exactly so many rounds, whatever the interval is.")
+@click.option(
+    "--rounds", type=click.IntRange(min=2), help="So many rounds, whatever the interval is, if --budget allows."
+)
 @click.option("--within", type=Share(), default="3%", show_default=True, help="Half-width of the interval to reach.")
 @click.option("--budget", type=Duration(), default="30m", show_default=True, help="Time to measure in.")
 @click.option("--max-tokens", type=click.IntRange(min=1), default=128, show_default=True, help="Of an answer.")

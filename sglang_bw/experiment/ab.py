@@ -10,7 +10,7 @@ from typing import Protocol
 
 from sglang_bw.errors import ArmError, BwError, EngineStartError, LoadError, PromptsError, RefusedMeasurementError
 from sglang_bw.experiment import arm as arms
-from sglang_bw.experiment import blocks, load, verdict
+from sglang_bw.experiment import blocks, load, stats, verdict
 from sglang_bw.experiment.arm import Arm, Name
 from sglang_bw.experiment.client import StreamFailedError
 from sglang_bw.experiment.pair import Pair
@@ -72,8 +72,11 @@ class Experiment:
             for name in _order(0):
                 self._enter(name)
         began = time.monotonic()
-        number, ratios = 0, []
-        while True:
+        number, ratios, spent = 0, list[Ratio](), 0.0
+        while not self._is_enough(number, ratios):
+            if number and spent + spent / number > self.settings.budget_s:
+                self._warn(self._unfinished(number))
+                return
             if self.pair.together:
                 self._alternate(number)
             else:
@@ -83,18 +86,27 @@ class Experiment:
             ratios = self._ratios()
             self.watcher.round_over(number, [(ratio.concurrency, ratio.value, ratio.half_width) for ratio in ratios])
             spent = time.monotonic() - began
-            if self._is_enough(number, ratios) or spent + spent / number > self.settings.budget_s:
-                break
-        wide = [ratio for ratio in ratios if ratio.half_width > self.settings.within]
-        if wide and self.settings.rounds is None:
-            self._warn(f"the budget ended before every interval was within {self.settings.within:.1%}")
+        if self.settings.rounds is None and number >= MOST_ROUNDS and not self._is_narrow(ratios):
+            self._warn(
+                f"after {MOST_ROUNDS} rounds, the most that are made for --within, not every interval was within "
+                f"{100 * self.settings.within:g} %; --rounds asks for more"
+            )
+
+    def _unfinished(self, number: int) -> str:
+        """Return what the end of the budget left undone."""
+        if self.settings.rounds is not None:
+            return f"the budget ended after {number} of {self.settings.rounds} rounds; give it more time with --budget"
+        return f"the budget ended before every interval was within {100 * self.settings.within:g} %"
+
+    def _is_narrow(self, ratios: Sequence[Ratio]) -> bool:
+        return all(ratio.half_width <= self.settings.within for ratio in ratios)
 
     def _is_enough(self, number: int, ratios: Sequence[Ratio]) -> bool:
         if self.settings.rounds is not None:
             return number >= self.settings.rounds
         if number % 2 or number < LEAST_ROUNDS:  # an even number, so that neither arm was first more often
             return False
-        return number >= MOST_ROUNDS or all(ratio.half_width <= self.settings.within for ratio in ratios)
+        return number >= MOST_ROUNDS or self._is_narrow(ratios)
 
     def _visit(self, name: Name, number: int) -> None:
         """Measure the whole block of one arm: the other is not up."""
@@ -214,6 +226,11 @@ class Experiment:
     def _end(self, failure: str | None, text: str | None) -> Outcome:
         ratios = self._ratios()
         self._look_at_the_client()
+        if any(ratio.rounds < stats.LEAST_ROUNDS for ratio in ratios):
+            self._warn(
+                f"fewer than {stats.LEAST_ROUNDS} rounds: no verdict, an interval of so few contains the truth less "
+                "often than it says"
+            )
         broken = [ratio for ratio in ratios if verdict.is_broken(ratio)]
         drifted = [ratio for ratio in ratios if ratio.drifted]
         for ratio in broken:

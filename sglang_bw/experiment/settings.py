@@ -16,7 +16,7 @@ from sglang_bw.experiment.verdict import Limits
 class Settings:
     """How a comparison is run.
 
-    :ivar rounds: exactly so many; ``None`` to go on until every half-width is within ``within``.
+    :ivar rounds: so many if the budget allows; ``None`` to go on until every half-width is within ``within``.
     :ivar within: half-width of the 95 % interval, as a share of the ratio.
     :ivar budget_s: no round begins that would end later than this.
     :ivar flush: empty the prefix cache before each block.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 import numpy as np
@@ -32,7 +32,6 @@ from sglang_bw.ledger.store import Ledger
 Metric = Literal["tok/s", "goodput"]
 _SEED = 20261129
 _ASKS = 30
-_LEAST_ROUNDS = 4
 
 
 @dataclass(frozen=True)
@@ -122,7 +121,7 @@ class Tuning:
 
     def is_decided(self, ratios: Sequence[Ratio]) -> bool:
         """Tell whether a trial can end: it loses to the best so far beyond chance, or its interval is narrow."""
-        if not ratios or min(one.rounds for one in ratios) < _LEAST_ROUNDS:
+        if not ratios or min(one.rounds for one in ratios) < stats.LEAST_ROUNDS:
             return False
         now = combined([Score(one.value, one.low, one.high) for one in ratios])
         best = max((tried.score.low for tried in self.tried.values() if tried.score), default=0.0)
@@ -145,9 +144,14 @@ class Tuning:
     def _score(self, run: RunRecord) -> Score | None:
         if run.outcome is None or not run.outcome.ratios:
             return None
+        ratios = run.outcome.ratios
         if self.metric == "tok/s":
-            return combined([Score(one.value, one.low, one.high) for one in run.outcome.ratios])
-        return combined([_goodput(run.blocks, one.concurrency, self.limits) for one in run.outcome.ratios])
+            score = combined([Score(one.value, one.low, one.high) for one in ratios])
+        else:
+            score = combined([_goodput(run.blocks, one.concurrency, self.limits) for one in ratios])
+        if min(one.rounds for one in ratios) < stats.LEAST_ROUNDS:  # too few to win or to lose
+            return replace(score, low=min(score.low, 1.0), high=max(score.high, 1.0))
+        return score
 
     def _earlier(self) -> list[Tried]:
         found = []

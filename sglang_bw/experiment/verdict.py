@@ -89,7 +89,7 @@ def ratio(blocks: Sequence[Block], concurrency: int, limits: Limits, speculates:
         half_width=found.half_width,
         rounds=shape[0],
         prompts=shape[1],
-        verdict=found.verdict,
+        verdict=found.verdict if shape[0] >= stats.LEAST_ROUNDS else "undecided",
         drift=drift,
         drifted=drifted,
         round_cost=_round_cost(blocks, concurrency, a, b, speculates),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sglang_bw.experiment import ab as experiment
 from sglang_bw.experiment import blocks
 from sglang_bw.experiment import prompts as prompt_sets
+from sglang_bw.experiment import verdict as verdicts
 from sglang_bw.experiment.ab import Experiment
 from sglang_bw.experiment.arm import Arm, ArmPlan
 from sglang_bw.experiment.client import Sampling
@@ -25,7 +29,7 @@ from sglang_bw.experiment.pair import Pair
 from sglang_bw.experiment.prompts import Prompt
 from sglang_bw.experiment.settings import Settings
 from sglang_bw.experiment.verdict import Limits
-from sglang_bw.ledger.record import RequestRow, RunRecord
+from sglang_bw.ledger.record import Block, RequestRow, RunRecord
 from sglang_bw.ledger.report.policy import switches
 from sglang_bw.ledger.runfile import RunFile, read
 from tests.experiment.conftest import StartMock
@@ -209,6 +213,46 @@ def test_the_budget_ends_a_run(mock: StartMock, record: Path) -> None:
     arguments = ["--prompts", "tiny", "--count", "4", "--max-tokens", "8", "--within", "0.0001", "--budget", "3s"]
     run_ab(record, "--url", mock(token_s=0.01), "--url", mock(token_s=0.01), *arguments)
     assert any("the budget ended" in warning for warning in outcome(read(record)).warnings)
+
+
+def measured(mock: StartMock, record: Path, *arguments: str) -> Any:
+    load = ["--prompts", "tiny", "--count", "2", "--max-tokens", "4"]
+    run_ab(record, "--url", mock(token_s=0.01), "--url", mock(token_s=0.02), *load, *arguments)
+    return outcome(read(record))
+
+
+def test_a_budget_that_ends_before_the_rounds_is_told(mock: StartMock, record: Path) -> None:
+    found = measured(mock, record, "--rounds", "30", "--budget", "1.5s")
+    assert any(re.search(r"budget ended after \d+ of 30 rounds", warning) for warning in found.warnings)
+
+
+def test_the_most_rounds_are_named(mock: StartMock, record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = measured(mock, record, "--within", "0.001%")
+    assert found.ratios[0].rounds == experiment.MOST_ROUNDS == 40
+    (said,) = [warning for warning in found.warnings if "within" in warning]
+    assert "after 40 rounds" in said
+    assert "within 0.001 %" in said
+    assert "budget" not in said
+
+
+@pytest.mark.parametrize(("rounds", "verdict"), [(2, "undecided"), (3, "undecided"), (4, "slower")])
+def test_few_rounds_have_no_verdict(rounds: int, verdict: str) -> None:
+    row = RequestRow(prompt="p", output_tokens=10, ttft_s=0.1, e2e_s=1.0)
+    found = [
+        Block(arm=arm, round=number, position=0, concurrency=1, began=datetime.now(UTC), seconds=1.0, rows=(slow,))
+        for number in range(rounds)
+        for arm, slow in (("A", row), ("B", row.model_copy(update={"e2e_s": 2.0})))
+    ]
+    ratio = verdicts.ratio(found, 1, Limits(), (False, False))
+    assert ratio
+    assert ratio.high < 1
+    assert ratio.verdict == verdict
+
+
+def test_a_run_of_few_rounds_says_so(mock: StartMock, record: Path) -> None:
+    found = measured(mock, record, "--rounds", "2")
+    assert found.ratios[0].verdict == "undecided"
+    assert any("fewer than 4 rounds" in warning for warning in found.warnings)
 
 
 def test_the_start_of_both_arms_is_no_part_of_the_budget(mock: StartMock, record: Path) -> None:

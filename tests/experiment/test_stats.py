@@ -42,6 +42,9 @@ def null(
         pytest.param((0.02, 0.02, 0.1), 8, "normal", id="requests"),
         pytest.param((0.02, 0.0, 0.05), 8, "heavy", id="heavy-tails"),
         pytest.param((0.02, 0.02, 0.05), 20, "normal", id="many-rounds"),
+        pytest.param((0.02, 0.0, 0.03), stats.LEAST_ROUNDS, "normal", id="few-rounds"),
+        pytest.param((0.02, 0.05, 0.05), stats.LEAST_ROUNDS, "normal", id="few-rounds-prompts"),
+        pytest.param((0.02, 0.0, 0.05), stats.LEAST_ROUNDS, "heavy", id="few-rounds-heavy-tails"),
     ],
 )
 def test_1000_nulls_are_covered(sigma: tuple[float, float, float], rounds: int, shape: str) -> None:

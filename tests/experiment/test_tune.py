@@ -169,6 +169,19 @@ def test_goodput_counts_requests_within_the_limits(ledger: Ledger) -> None:
     assert tuning._score(found.model_copy(update={"outcome": None})) is None
 
 
+def test_a_trial_of_few_rounds_wins_nothing(ledger: Ledger) -> None:
+    found = run()
+    assert found.outcome
+    few = tuple(
+        one.model_copy(update={"value": 2.0, "low": 1.9, "high": 2.1, "rounds": 2}) for one in found.outcome.ratios
+    )
+    tuning = Tuning("s", SPACE, SimulatedBench(), ledger)
+    score = tuning._score(found.model_copy(update={"outcome": found.outcome.model_copy(update={"ratios": few})}))
+    assert score
+    assert score.value == pytest.approx(2.0)
+    assert not score.is_better
+
+
 @given(st.lists(st.tuples(st.floats(0.1, 10), st.floats(0, 0.5)), min_size=1, max_size=5))
 def test_scores_over_concurrencies(parts: list[tuple[float, float]]) -> None:
     scores = [Score(value, value * (1 - half), value * (1 + half)) for value, half in parts]
