@@ -34,10 +34,10 @@ class Limits:
 
     def met(self, row: RequestRow) -> bool:
         """Tell whether a request was answered and kept every limit; a single token has no TPOT to keep."""
-        if not row.output_tokens or row.ttft_s is None or row.e2e_s is None:
-            return False
-        pairs = ((self.ttft_s, row.ttft_s), (self.tpot_s, row.tpot_s), (self.e2e_s, row.e2e_s))
-        return all(limit is None or (value or 0.0) <= limit for limit, value in pairs)
+        tpot = 0.0 if row.output_tokens == 1 else row.tpot_s
+        pairs = ((self.ttft_s, row.ttft_s), (self.tpot_s, tpot), (self.e2e_s, row.e2e_s))
+        kept = (limit is None or (value is not None and value <= limit) for limit, value in pairs)
+        return row.output_tokens > 0 and all(kept)
 
     def __bool__(self) -> bool:
         return any(limit is not None for limit in (self.ttft_s, self.tpot_s, self.e2e_s))

@@ -140,6 +140,7 @@ def test_answers_without_ids_are_compared_as_text(
         ({"output_tokens": 1, "ttft_s": 0.1, "e2e_s": 0.1}, True),
         ({"output_tokens": 5, "ttft_s": 0.1, "tpot_s": 0.3, "e2e_s": 0.5}, False),
         ({"output_tokens": 0, "e2e_s": 0.1}, False),
+        ({"output_tokens": 5, "e2e_s": 0.1}, False),
         ({}, False),
     ],
 )
