@@ -132,9 +132,11 @@ def main(argv: list[str] | None = None) -> NoReturn:
     except BwError as error:
         if "--traceback" in arguments:
             raise
-        click.echo(f"error: {error.message}", err=True)
+        from sglang_bw.cli.console import clean
+
+        click.echo(f"error: {clean(error.message)}", err=True)
         if error.hint:
-            click.echo(f"hint: {error.hint}", err=True)
+            click.echo(f"hint: {clean(error.hint)}", err=True)
         sys.exit(error.exit_code)
     except BrokenPipeError:
         sys.stderr.close()

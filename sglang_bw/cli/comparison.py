@@ -11,11 +11,13 @@ import click
 import platformdirs
 
 from sglang_bw.cli import arms as ab_arms
+from sglang_bw.cli import refusals
 from sglang_bw.cli.ab_report import AbProgress, print_outcome, print_plan
+from sglang_bw.cli.arms import Asked
 from sglang_bw.cli.console import print_json
 from sglang_bw.cli.interrupt import end_like_ctrl_c
-from sglang_bw.cli.journal import remember
-from sglang_bw.errors import InvalidRunError
+from sglang_bw.cli.journal import Journal, remember
+from sglang_bw.errors import BwError, InvalidRunError
 from sglang_bw.experiment import arm as arms
 from sglang_bw.experiment import head as heads
 from sglang_bw.experiment import prompts as prompt_sets
@@ -26,10 +28,11 @@ from sglang_bw.experiment.pair import Pair
 from sglang_bw.experiment.settings import Settings
 from sglang_bw.experiment.verdict import Limits
 from sglang_bw.launch import engine as engines
-from sglang_bw.launch import remote_code, selection, weights
+from sglang_bw.launch import remote_code, weights
 from sglang_bw.launch import server as servers
 from sglang_bw.launch.engine import Engine
-from sglang_bw.ledger.record import RunRecord
+from sglang_bw.launch.journal import Attempt
+from sglang_bw.ledger.record import Host, RunRecord
 from sglang_bw.ledger.runfile import RunFile, read
 
 
@@ -55,16 +58,15 @@ def run(
     settings = _settings(options)
     _check_usage(name, vs, sets, urls, no_spec=no_spec)
     engine = None if urls else engines.find(options["python"], options["engine_tree"])
-    if engine is None:
-        plans = ab_arms.servers(urls, api_key)
-    else:
-        plans = ab_arms.started(engine, name or "", vs, sets, engine_flags, options)
-    head = heads.head(plans, engine, settings, recipe=name)
+    asked = ab_arms.started(engine, name or "", vs, sets, engine_flags, options) if engine else None
+    plans = (asked[0].plan, asked[1].plan) if asked else ab_arms.servers(urls, api_key)
+    head = heads.head(plans, engine, settings, recipe=plans[1].recipe)
     if dry_run:
         print_json(head.model_dump(mode="json")) if as_json else print_plan(head)
         return
-    if engine:
-        _check(engine, plans, name or "", vs, allow_stock=options["allow_stock"])
+    if engine and asked:
+        for arm in asked:
+            _check(engine, arm, head.host, allow_stock=options["allow_stock"], force=options["force"])
     if together is None:
         together = not any(plan.command and plan.command.device == "cuda" for plan in plans)
     path = (record or platformdirs.user_state_path("sglang-bw") / "runs" / f"{head.id}.jsonl").absolute()
@@ -121,14 +123,18 @@ def _check_usage(
         raise click.UsageError("say what to compare with: one of --vs RECIPE, --no-spec, --set KEY=VALUE.")
 
 
-def _check(engine: Engine, plans: tuple[ArmPlan, ArmPlan], name: str, vs: str | None, *, allow_stock: bool) -> None:
-    """Refuse before the load what `serve` would refuse."""
-    for recipe in {name, vs} - {None}:
-        engine.check(selection.select(str(recipe)), allow_stock=allow_stock)
-    for plan in plans:
-        if plan.command:
-            weights.check_command(plan.command)
-            remote_code.demand(plan.command, engine.environment())
+def _check(engine: Engine, arm: Asked, host: Host, *, allow_stock: bool, force: bool) -> None:
+    """Refuse before the load what `serve` would refuse, and say what has failed here before."""
+    recipe, command = arm.launch.recipe, arm.launch.command
+    try:
+        engine.check(recipe, allow_stock=allow_stock, force=force)
+        weights.check_command(command)
+        refusals.check(arm.launch, force=force)
+        remote_code.demand(command, engine.environment())
+    except BwError as error:
+        error.message = f"arm {arm.plan.name} ({arm.plan.says}): {error.message}"
+        raise
+    Journal(Attempt(recipe.id, command, engine.installation, host)).announce()
 
 
 def _port(plan: ArmPlan) -> int:

@@ -3,12 +3,38 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console
+from rich import console as rich_console
+from rich.segment import Segment
+
+# C0 and C1 but for newline and tab, and surrogates, which are no text: a terminal would obey the first, and no output
+# takes the second.
+_UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+_MARK = "\ufffd"
+
+
+def clean(text: str) -> str:
+    """Return text that a terminal only shows: much of what is printed came from servers, logs and files."""
+    return _UNSAFE.sub(_MARK, text)
+
+
+class Console(rich_console.Console):
+    """A console for texts from outside: styles are its own, control characters in a text are replaced."""
+
+    def render(
+        self, renderable: rich_console.RenderableType, options: rich_console.ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
+        """Render, as everything that is printed is."""
+        for segment in super().render(renderable, options):
+            # Rich takes carriage returns out of texts; one that is left is the end of a line that will be overwritten.
+            keep = segment.control or segment.text == "\r"
+            yield segment if keep else Segment(clean(segment.text), segment.style)
+
 
 # Neither highlighting nor emoji: what is printed is printed as it is.
 out = Console(highlight=False, emoji=False, soft_wrap=True)

@@ -72,6 +72,7 @@ from sglang_bw.launch import command as commands
 @click.option("--dry-run", is_flag=True, help="Show both arms and the load, start nothing.")
 @click.option("--allow-random", is_flag=True, help="Measure speculation on random tokens all the same.")
 @ALLOW_STOCK
+@click.option("--force", "--yes", "force", is_flag=True, help="Go on where the plan refuses an arm.")
 @click.option("--no-flush", is_flag=True, help="Leave the prefix cache as it is between blocks.")
 @api_key
 @click.option("--request-timeout", type=Real(min=1), default=120.0, show_default=True, metavar="SECONDS")

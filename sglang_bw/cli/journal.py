@@ -1,4 +1,4 @@
-"""The part of `serve` that asks the ledger before a start and tells it afterwards; never a reason not to serve."""
+"""What is asked of the ledger before a start, and what starts, runs and probes tell it; never a reason not to go on."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from sglang_bw.cli.console import err
 from sglang_bw.errors import BwError, EngineStartError
 from sglang_bw.launch.journal import Attempt
+from sglang_bw.launch.probe.journal import Probe
 from sglang_bw.launch.server import InterruptedStartError, Server, StartTimeoutError
 from sglang_bw.launch.warmup import Report
 from sglang_bw.ledger.entry import Entry
@@ -43,13 +44,13 @@ class Journal:
         try:
             yield
         except InterruptedStartError:
-            self._write(self.attempt.interrupted(running))
+            _write(self.attempt.interrupted(running))
             raise
         except StartTimeoutError as error:
-            self._write(self.attempt.died(running, error.message, failure=FailureClass.HANG))
+            _write(self.attempt.died(running, error.message, failure=FailureClass.HANG))
             raise
         except EngineStartError:
-            self._write(self.attempt.died(running, running.death()))
+            _write(self.attempt.died(running, running.death()))
             raise
 
     def started(self, running: Server, report: Report | None) -> None:
@@ -68,20 +69,26 @@ class Journal:
                 accept_length=report.accept_length if report else None,
                 tokens_per_second=report.tokens_per_second if report else None,
             )
-        self._write(entry)
+        _write(entry)
 
     def ended(self, running: Server, code: int) -> None:
         """Record an engine that died while it served."""
         if code != 0 and not running.relay.received:
-            self._write(self.attempt.died(running, running.death()))
+            _write(self.attempt.died(running, running.death()))
 
-    @staticmethod
-    def _write(entry: Entry) -> None:
-        try:
-            with Ledger() as ledger:
-                ledger.add(entry)
-        except BwError as error:
-            err.print(f"warning: the ledger was not written: {error.message}", style="yellow", markup=False)
+
+@contextmanager
+def probing(probe: Probe) -> Iterator[None]:
+    """Record how a probe ends, and what it has found by then."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        _write(probe.entry("interrupted"))
+        raise
+    except BwError as error:
+        _write(probe.entry("failed", error))
+        raise
+    _write(probe.entry("ok"))
 
 
 def remember(path: Path) -> None:
@@ -92,6 +99,14 @@ def remember(path: Path) -> None:
             ledger.add_run(run, artefacts=(str(path),))
     except BwError as error:
         err.print(f"warning: the run is not in the ledger: {error.message}", style="yellow", markup=False)
+
+
+def _write(entry: Entry) -> None:
+    try:
+        with Ledger() as ledger:
+            ledger.add(entry)
+    except BwError as error:
+        err.print(f"warning: the ledger was not written: {error.message}", style="yellow", markup=False)
 
 
 def known_failure(failures: list[Entry]) -> str:

@@ -5,21 +5,33 @@ from __future__ import annotations
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import click
 
 from sglang_bw.cli import completion, ledger_view
-from sglang_bw.cli.console import err, out, print_json
+from sglang_bw.cli.console import clean, err, out, print_json
 from sglang_bw.errors import LedgerError, OutputError
 from sglang_bw.host import fingerprint
 from sglang_bw.ledger import exchange, reference, store
-from sglang_bw.ledger.entry import Entry, Result, new_id
+from sglang_bw.ledger.entry import RESULTS, Entry, Result, new_id
 from sglang_bw.ledger.failure import FailureClass
 from sglang_bw.ledger.query import Query
 from sglang_bw.ledger.record import RunRecord
 from sglang_bw.ledger.runfile import read
 from sglang_bw.ledger.store import Ledger
 
+
+class _Text(click.ParamType[str]):
+    """Text that the ledger can hold: what is no UTF-8 on the command line is replaced, and control characters are."""
+
+    name = "text"
+
+    def convert(self, value: Any, _param: click.Parameter | None, _ctx: click.Context | None) -> str:
+        return clean(str(value))
+
+
+_TEXT = _Text()
 _NEWEST = 30
 _as_json = click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
 
@@ -40,12 +52,10 @@ def ledger(ctx: click.Context, path: Path | None) -> None:
 
 @ledger.command("list")
 @click.option("--kind", type=click.Choice(["start", "probe", "ab", "trial"]))
-@click.option("--recipe", metavar="ID")
-@click.option(
-    "--result", metavar="RESULT", help="ok, failed, refused, interrupted, faster, slower, undecided, invalid."
-)
+@click.option("--recipe", type=_TEXT, metavar="ID")
+@click.option("--result", type=click.Choice(RESULTS))
 @click.option("--failure", type=click.Choice([kind.value for kind in FailureClass]))
-@click.option("--study", metavar="NAME", help="Trials of one tuning.")
+@click.option("--study", type=_TEXT, metavar="NAME", help="Trials of one tuning.")
 @click.option("--since", type=click.DateTime(), help="From this day on (UTC).")
 @click.option("--reported", is_flag=True, help="What others reported, instead of what was tried here.")
 @click.option("--all", "everything", is_flag=True, help=f"All, not only the newest {_NEWEST}.")
@@ -66,24 +76,22 @@ def list_entries(
     """List entries, the oldest first."""
     since = since.replace(tzinfo=UTC) if since else None
     query = Query(
-        kind=kind, recipe=recipe, result=result, failure=failure, study=study, since=since, origin="here",
-        newest=None if everything or as_json else _NEWEST,
+        kind=kind, recipe=recipe, result=result, failure=failure, study=study, since=since,
+        origin="reported" if reported else "here", newest=None if everything or as_json or reported else _NEWEST,
     )  # fmt: skip
-    if reported:
-        found = [entry for entry in reference.entries() if failure is None or entry.failure == failure]
-    else:
-        with Ledger(path) as book:
-            found = book.select(query)
+    with Ledger(path) as book:
+        found = [*filter(query.holds, reference.entries()), *book.select(query)]
     if as_json:
         print_json([entry.model_dump(mode="json", exclude_defaults=True) for entry in found])
     elif found:
         out.print(ledger_view.table(found))
     else:
-        err.print("no entries; `sglang-bw ledger list --reported` shows what others reported", markup=False)
+        more = "" if reported else "; `sglang-bw ledger list --reported` shows what others reported"
+        err.print(f"no entries{more}", markup=False)
 
 
 @ledger.command()
-@click.argument("name", metavar="ID")
+@click.argument("name", metavar="ID", type=_TEXT)
 @_as_json
 @click.pass_obj
 def show(path: Path | None, name: str, as_json: bool) -> None:
@@ -96,8 +104,8 @@ def show(path: Path | None, name: str, as_json: bool) -> None:
 
 
 @ledger.command()
-@click.argument("name", metavar="ID")
-@click.argument("text")
+@click.argument("name", metavar="ID", type=_TEXT)
+@click.argument("text", type=_TEXT)
 @click.pass_obj
 def note(path: Path | None, name: str, text: str) -> None:
     """Add a remark to an entry."""
@@ -108,14 +116,14 @@ def note(path: Path | None, name: str, text: str) -> None:
 
 @ledger.command()
 @click.option("--kind", type=click.Choice(["start", "probe", "ab", "trial"]), default="start", show_default=True)
-@click.option("--recipe", metavar="ID")
-@click.option("--hypothesis", default="", help="What was expected.")
+@click.option("--recipe", type=_TEXT, metavar="ID")
+@click.option("--hypothesis", type=_TEXT, default="", help="What was expected.")
 @click.option("--result", type=click.Choice(["ok", "failed", "faster", "slower", "undecided"]), required=True)
 @click.option("--failure", type=click.Choice([kind.value for kind in FailureClass]))
-@click.option("--summary", required=True, help="What happened, in a sentence.")
-@click.option("--evidence", multiple=True, help="A log line that proves it; more than once.")
-@click.option("--fix", default="", help="What helped.")
-@click.option("--source", default="", help="Somebody else's result: who, and where.")
+@click.option("--summary", type=_TEXT, required=True, help="What happened, in a sentence.")
+@click.option("--evidence", type=_TEXT, multiple=True, help="A log line that proves it; more than once.")
+@click.option("--fix", type=_TEXT, default="", help="What helped.")
+@click.option("--source", type=_TEXT, default="", help="Somebody else's result: who, and where.")
 @click.pass_obj
 def add(
     path: Path | None,
@@ -145,7 +153,7 @@ def add(
 
 
 @ledger.command()
-@click.argument("names", metavar="[ID]...", nargs=-1)
+@click.argument("names", metavar="[ID]...", nargs=-1, type=_TEXT)
 @click.option("--markdown", is_flag=True, help="A table to read, instead of JSON that can be imported.")
 @click.option("--reported", is_flag=True, help="What others reported, as well.")
 @click.option(
@@ -159,7 +167,7 @@ def export(path: Path | None, names: tuple[str, ...], markdown: bool, reported: 
         runs = [] if markdown else [run for run in map(book.run, found) if run]
     if reported:
         found = [*reference.entries(), *found]
-    text = exchange.to_markdown(found) if markdown else exchange.to_json(found, runs)
+    text = clean(exchange.to_markdown(found)) if markdown else exchange.to_json(found, runs)
     if output is None:
         click.echo(text, nl=not text.endswith("\n"))
         return
@@ -179,7 +187,7 @@ def import_files(path: Path | None, files: tuple[Path, ...]) -> None:
 
 
 @ledger.command()
-@click.argument("names", metavar="[RUN]...", nargs=-1)
+@click.argument("names", metavar="[RUN]...", nargs=-1, type=_TEXT)
 @click.option(
     "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), default="report.html", show_default=True
 )

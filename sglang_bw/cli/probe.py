@@ -12,6 +12,7 @@ from rich.markup import escape
 
 from sglang_bw.cli import completion, host_checks, planning
 from sglang_bw.cli.console import err, out, print_json, print_table
+from sglang_bw.cli.journal import probing
 from sglang_bw.cli.options import ALLOW_STOCK, DEVICE, ENGINE_PYTHON, ENGINE_TREE, STARTUP_TIMEOUT, api_key
 from sglang_bw.cli.types import Real
 from sglang_bw.errors import ProbeError
@@ -20,8 +21,10 @@ from sglang_bw.launch import command as commands
 from sglang_bw.launch import device as devices
 from sglang_bw.launch import engine as engines
 from sglang_bw.launch import selection
+from sglang_bw.launch.journal import engine_record
 from sglang_bw.launch.probe import allreduce as reductions
 from sglang_bw.launch.probe import sizes, variants
+from sglang_bw.launch.probe.journal import Probe
 from sglang_bw.recipes.schema import Device
 
 if TYPE_CHECKING:
@@ -125,17 +128,19 @@ def allreduce(
     if not as_json:
         err.print(f"{host.title}; ways to measure: {len(ways)}, about {_minutes(len(ways))}", markup=False)
     environ = reductions.environ_for(engine.environment())
-    with progress() as tell:
-        reductions.measure(
-            result, ways, engine.python, environ, tell=tell, keep=lambda found: probes.write(place, found.as_json())
-        )
-    if as_json:
-        print_json(result.as_json())
-    else:
-        _show(result, wanted)
-        err.print(f"stored: {place}", markup=False)
-    if error := result.error():
-        raise error
+    recipe = selection.select(name).id if name else None
+    with probing(Probe(result, recipe, fingerprint.look(), engine_record(engine.installation), place)):
+        with progress() as tell:
+            reductions.measure(
+                result, ways, engine.python, environ, tell=tell, keep=lambda found: probes.write(place, found.as_json())
+            )
+        if as_json:
+            print_json(result.as_json())
+        else:
+            _show(result, wanted)
+            err.print(f"stored: {place}", markup=False)
+        if error := result.error():
+            raise error
 
 
 @probe.command("round", short_help="What a round of speculation costs against a plain decode step.")

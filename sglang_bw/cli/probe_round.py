@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,12 +12,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sglang_bw.cli.console import err, out, print_json, print_table
+from sglang_bw.cli.journal import probing
 from sglang_bw.cli.probe import machine_of, progress
 from sglang_bw.host import fingerprint, probes
 from sglang_bw.launch import command as commands
 from sglang_bw.launch import engine as engines
-from sglang_bw.launch import selection, server
+from sglang_bw.launch import secret, selection, server
+from sglang_bw.launch.journal import engine_record
 from sglang_bw.launch.probe import rounds, session, setups, sizes
+from sglang_bw.launch.probe.journal import Probe
 from sglang_bw.recipes import flags
 from sglang_bw.recipes.flags import NotAFlagError
 from sglang_bw.recipes.schema import Recipe, Warmup
@@ -72,32 +77,23 @@ class Options:
 def run(options: Options) -> None:
     """Measure, store and show."""
     options.check()
-    result = _ask(options) if options.urls else _start(options)
-    if result is None:
-        return
-    if options.as_json:
-        print_json(result.as_json())
-    else:
-        _show(result)
-    if error := result.error():
-        raise error
+    _ask(options) if options.urls else _start(options)
 
 
-def _ask(options: Options) -> Result | None:
+def _ask(options: Options) -> None:
     plan = options.plan(options.batches or _BATCHES, Warmup().prompts)
     host = fingerprint.take()
     result = rounds.Result(host, "", "", "")
     place = options.path or probes.place("round", host.key, "url")
     if options.dry_run:
-        out.print(f"would measure {', '.join(options.urls)} at batch {_numbers(plan.batches)}", markup=False)
-        return None
-    with progress() as tell:
+        urls = ", ".join(map(secret.without_userinfo, options.urls))
+        out.print(f"would measure {urls} at batch {_numbers(plan.batches)}", markup=False)
+        return
+    with _probing(Probe(result, None, fingerprint.look(), None, place), result, options), progress() as tell:
         session.ask_all(options.urls, plan, result, api_key=options.api_key, tell=tell, keep=_keeper(place))
-    _told(place, options)
-    return result
 
 
-def _start(options: Options) -> Result | None:
+def _start(options: Options) -> None:
     recipe = selection.select(options.name or "", draft=options.draft)
     engine = engines.find(options.python, options.engine_tree)
     machine = machine_of(recipe, options.device, engine)
@@ -111,9 +107,9 @@ def _start(options: Options) -> Result | None:
     plan = options.plan(batches, recipe.warmup.prompts)
     if options.dry_run:
         _say(wanted, recipe, machine, extra, plan, as_json=options.as_json)
-        return None
+        return
     note = engine.check(recipe, allow_stock=options.allow_stock)
-    return _measure(options, recipe, engine, machine, extra, wanted, plan, note)
+    _measure(options, recipe, engine, machine, extra, wanted, plan, note)
 
 
 def _measure(
@@ -125,7 +121,7 @@ def _measure(
     wanted: list[Setup],
     plan: session.Plan,
     note: str,
-) -> Result:
+) -> None:
     host = fingerprint.take()
     result = rounds.Result(host, recipe.id, engine.installation.version or "", machine.device)
     place = options.path or probes.place("round", host.key, recipe.id, machine.device)
@@ -135,22 +131,33 @@ def _measure(
     err.print(f"log: {log}", markup=False)
     if note:
         err.print(f"warning: {note}", style="yellow", markup=False)
-    with progress() as tell:
+    probe = Probe(result, recipe.id, fingerprint.look(), engine_record(engine.installation), place)
+    with _probing(probe, result, options), progress() as tell:
         session.start_all(
             wanted, recipe, engine, machine, plan, result, extra=extra, log=log, tell=tell, keep=_keeper(place)
         )
-    _told(place, options)
-    return result
+
+
+@contextmanager
+def _probing(probe: Probe, result: Result, options: Options) -> Iterator[None]:
+    """Show and record what is measured meanwhile.
+
+    :raises RoundFitError: it is no cost of a round.
+    """
+    with probing(probe):
+        yield
+        if options.as_json:
+            print_json(result.as_json())
+        else:
+            err.print(f"stored: {probe.place}", markup=False)
+            _show(result)
+        if error := result.error():
+            raise error
 
 
 def _keeper(place: Path) -> Any:
     """Return what stores a result that can be used already."""
     return lambda found: probes.write(place, found.as_json())
-
-
-def _told(place: Path, options: Options) -> None:
-    if not options.as_json:
-        err.print(f"stored: {place}", markup=False)
 
 
 def _flags(tokens: tuple[str, ...]) -> Flags:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import signal
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,9 @@ import platformdirs
 from sglang_bw.cli import completion
 from sglang_bw.cli.console import err
 from sglang_bw.cli.interrupt import end_like_ctrl_c
+from sglang_bw.cli.journal import Journal
 from sglang_bw.cli.options import ALLOW_STOCK, DEVICE, ENGINE_PYTHON, ENGINE_TREE
-from sglang_bw.cli.types import Duration, Numbers, Real, Share
+from sglang_bw.cli.types import LIMIT, Duration, Numbers, Share
 from sglang_bw.errors import BwError, OutputError, TuneError
 from sglang_bw.launch import command as commands
 from sglang_bw.launch import device as devices
@@ -23,6 +25,7 @@ from sglang_bw.launch import port as ports
 from sglang_bw.launch import remote_code, selection, weights
 from sglang_bw.launch.command import DEFAULT_HOST, Command
 from sglang_bw.launch.engine import Engine
+from sglang_bw.launch.journal import Attempt, launch_digest
 from sglang_bw.ledger.store import Ledger
 from sglang_bw.recipes.hardware import Device, Hardware
 from sglang_bw.recipes.schema import Recipe
@@ -31,7 +34,6 @@ if TYPE_CHECKING:
     from sglang_bw.experiment.space import Choice, Space
 
 _FIRST_PORT = 30100
-_LIMIT = Real(min=0, min_open=True)
 
 
 @click.command(short_help="Search for the settings of a recipe that serve fastest here.")
@@ -41,8 +43,8 @@ _LIMIT = Real(min=0, min_open=True)
     "--space", "wanted", multiple=True, metavar="KEY=V1,V2", help="Search this setting; without any, the usual ones."
 )
 @click.option("--metric", type=click.Choice(["tok/s", "goodput"]), default="tok/s", show_default=True)
-@click.option("--ttft", type=_LIMIT, metavar="SECONDS", help="Limit of a good request: time to first token.")
-@click.option("--tpot", type=_LIMIT, metavar="SECONDS", help="Limit of a good request: time per output token.")
+@click.option("--ttft", type=LIMIT, metavar="SECONDS", help="Limit of a good request: time to first token.")
+@click.option("--tpot", type=LIMIT, metavar="SECONDS", help="Limit of a good request: time per output token.")
 @click.option("--budget", type=Duration(), default="2h", show_default=True, help="No trial begins after this.")
 @click.option(
     "--trial-budget", type=Duration(), default="15m", show_default=True, help="Longest measurement of one trial."
@@ -91,6 +93,10 @@ def tune(name: str, draft: str | None, **options: Any) -> int:
         return 0
     engine.check(recipe, allow_stock=options["allow_stock"])
     weights.check_command(own)
+    if problem := launcher.forbids(own):  # a choice that the plan refuses is a result, the recipe as it is none
+        raise TuneError(
+            f"the plan refuses the recipe as it is: {problem}", hint=f"`sglang-bw plan {recipe.id}` shows it all."
+        )
     remote_code.demand(own, launcher.environ)
     end_like_ctrl_c(signal.SIGTERM)
     return _search(recipe, launcher, space, options)
@@ -158,11 +164,16 @@ def _search(recipe: Recipe, launcher: _Launcher, space: Space, options: dict[str
 
     host = fingerprint.look()
     limits = Limits(ttft_s=options["ttft"], tpot_s=options["tpot"])
-    study = options["study"] or f"{recipe.id}-{host.fingerprint[:6]}-{_digest(space, options)}"
+    asked = prompts.load(options["prompts"]).first(options["count"])
+    own = launcher.build({}, _FIRST_PORT)
+    launch = launch_digest(launcher.engine.installation, own)
+    Journal(Attempt(recipe.id, own, launcher.engine.installation, host)).announce()
+    identity = _digest(options, launch, asked.digest, host.fingerprint)
+    study = options["study"] or f"{recipe.id}-{space.digest}-{identity}"
     first = ports.next_free(DEFAULT_HOST, _FIRST_PORT) or _FIRST_PORT
     second = ports.next_free(DEFAULT_HOST, first) or first + 1
     settings = Settings(
-        prompts=prompts.load(options["prompts"]).first(options["count"]),
+        prompts=asked,
         sampling=Sampling(max_tokens=options["max_tokens"]),
         concurrencies=options["concurrency"],
         within=options["within"],
@@ -179,6 +190,7 @@ def _search(recipe: Recipe, launcher: _Launcher, space: Space, options: dict[str
         search = tuning.Tuning(
             study, space, bench, ledger, options["metric"], limits, options["within"], options["budget"],
             options["trials"], lambda one, count: view.say_trial(one, count, min(space.size - 1, options["trials"])),
+            identity,
         )  # fmt: skip
         view.say_study(study, space)
         try:
@@ -204,12 +216,14 @@ def _search(recipe: Recipe, launcher: _Launcher, space: Space, options: dict[str
     return 130 if stopped else 0
 
 
-def _digest(space: Space, options: dict[str, Any]) -> str:
-    from sglang_bw.experiment.space import Setting
+def _digest(options: dict[str, Any], *more: str) -> str:
+    """Return the same for the same search in the same space.
 
-    names = ("metric", "ttft", "tpot", "concurrency", "prompts", "count", "max_tokens", "within")
-    more = tuple(Setting(name, (str(options[name]),)) for name in names)
-    return replace(space, settings=(*space.settings, *more)).digest
+    :param more: digests of what is not in the options: the launch with its engine, the prompts, the host.
+    """
+    names = ("metric", "ttft", "tpot", "concurrency", "max_tokens", "within")
+    content = [*more, *(str(options[name]) for name in names)]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
 
 
 def _write(output: Path, text: str) -> None:

@@ -25,6 +25,10 @@ class Real(click.FloatRange):
         return number
 
 
+# Seconds, above 0: a request that takes no time is none.
+LIMIT = Real(min=0, min_open=True)
+
+
 class Share(click.ParamType[float]):
     """``3%`` or ``0.03``."""
 
@@ -83,7 +87,7 @@ class LimitsType(click.ParamType["Limits"]):
         found = {}
         for part in value.split(","):
             name, _, number = part.partition("=")
-            if name not in ("ttft", "tpot", "e2e") or not re.fullmatch(r"\d+(\.\d+)?", number):
+            if name not in ("ttft", "tpot", "e2e"):
                 self.fail(f"{part!r} is no limit such as ttft=0.5, tpot=0.05 or e2e=10 (seconds).", param, ctx)
-            found[f"{name}_s"] = float(number)
+            found[f"{name}_s"] = LIMIT.convert(number, param, ctx)
         return Limits(**found)

@@ -16,6 +16,7 @@ from sglang_bw.experiment.client import StreamFailedError
 from sglang_bw.experiment.pair import Pair
 from sglang_bw.experiment.prompts import Prompt
 from sglang_bw.experiment.settings import Settings
+from sglang_bw.launch import secret
 from sglang_bw.ledger.record import ArmRecord, Block, Outcome, Ratio, RunRecord
 from sglang_bw.ledger.runfile import RunFile
 
@@ -49,6 +50,7 @@ class Experiment:
         self.blocks: list[Block] = []
         self._known: dict[str, ArmRecord] = {}
         self._warnings: list[str] = []
+        self._at: Name | None = None
 
     def run(self) -> Outcome:
         """Measure, and return the outcome, which is written as well.
@@ -61,6 +63,8 @@ class Experiment:
         try:
             self._rounds()
         except BaseException as error:
+            if isinstance(error, BwError):  # it quotes the address, and is printed and recorded
+                error.message, error.hint = map(secret.without_userinfo, (error.message, error.hint))
             self._end(*_failure(error))
             raise
         finally:
@@ -130,6 +134,7 @@ class Experiment:
 
     def _enter(self, name: Name) -> Arm:
         """Return an arm that runs, is what it should be, and is warm."""
+        self._at = name
         arm, is_new = self.pair.use(name)
         if is_new:
             self._introduce(arm)
@@ -184,6 +189,7 @@ class Experiment:
 
     def _ask(self, arm: Arm, number: int, concurrency: int, prompts: Sequence[Prompt], *, flush: bool) -> Block:
         settings = self.settings
+        self._at = arm.plan.name
         if settings.flush and flush:
             arm.flush()
         self.watcher.block(arm.plan.name, number, concurrency, len(prompts))
@@ -254,6 +260,7 @@ class Experiment:
             warnings=tuple(self._warnings),
             failure=failure,
             failure_text=text,
+            arm=self._at if failure else None,
         )
         self.file.write(outcome)
         self.file.close()

@@ -19,9 +19,11 @@ from sglang_bw.experiment.graphs import graph_share
 from sglang_bw.experiment.served import Info
 from sglang_bw.launch import device as devices
 from sglang_bw.launch import port as ports
+from sglang_bw.launch import secret
 from sglang_bw.launch import server as servers
 from sglang_bw.launch.command import Command
 from sglang_bw.launch.engine import Engine
+from sglang_bw.launch.journal import launch_digest
 from sglang_bw.launch.process import SignalRelay
 from sglang_bw.launch.server import Server
 from sglang_bw.launch.startup import Phase, Startup
@@ -44,6 +46,7 @@ class ArmPlan:
     :ivar says: in words, for people.
     :ivar command: how it is started; ``None`` for a server that runs already.
     :ivar asked: engine flags that were set for this arm alone, and that the server must confirm.
+    :ivar recipe: id of what is started.
     """
 
     name: Name
@@ -52,6 +55,7 @@ class ArmPlan:
     command: Command | None = None
     asked: Mapping[str, str] = field(default_factory=dict)
     api_key: str | None = None
+    recipe: str | None = None
 
 
 class Arm:
@@ -196,7 +200,9 @@ def planned(plan: ArmPlan, engine: Engine | None) -> ArmRecord:
     return ArmRecord(
         name=plan.name,
         says=plan.says,
-        url=plan.url,
+        recipe=plan.recipe,
+        launch=launch_digest(engine.installation, command) if command and engine else None,
+        url=secret.without_userinfo(plan.url),
         argv=tuple(flags.tokens(command.shown_flags)) if command else (),
         env=dict(command.shown_env) if command else {},
         engine=_engine_record(engine if command else None, engine.installation.version if engine else "unknown"),

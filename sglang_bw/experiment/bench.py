@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,13 +16,14 @@ from sglang_bw.experiment.head import head
 from sglang_bw.experiment.pair import Pair
 from sglang_bw.experiment.settings import Settings
 from sglang_bw.experiment.space import Choice
+from sglang_bw.experiment.tune import IsDecided
 from sglang_bw.launch.command import Command
 from sglang_bw.launch.engine import Engine
 from sglang_bw.launch.journal import Attempt
 from sglang_bw.ledger import runfile
 from sglang_bw.ledger.entry import Entry, of_run
 from sglang_bw.ledger.failure import FailureClass, classify
-from sglang_bw.ledger.record import Host, Ratio, RunRecord
+from sglang_bw.ledger.record import Host, RunRecord
 from sglang_bw.ledger.runfile import RunFile
 from sglang_bw.ledger.store import Ledger
 
@@ -111,7 +112,7 @@ class ServerBench:
             )
         return None
 
-    def compare(self, choice: Choice, is_decided: Callable[[Sequence[Ratio]], bool]) -> tuple[RunRecord | None, Entry]:
+    def compare(self, choice: Choice, is_decided: IsDecided) -> tuple[RunRecord | None, Entry]:
         """Measure a choice; see :class:`sglang_bw.experiment.tune.Bench`."""
         attempt = self._attempt(choice)
         plans = (self._plan("A", {}, self.ports[0]), self._plan("B", choice, self.ports[1]))
@@ -125,12 +126,13 @@ class ServerBench:
         except BwError as error:
             baseline = self.kept.get("A")
             if pair.starting == "A" or (baseline and baseline.why_it_ended()):
+                self.ledger.add_run(runfile.read(path), artefacts=(str(path),))  # no trial: it is of no choice
                 raise tune.guard(error) from error
             return None, self._failed(attempt, error, path)
         finally:
             pair.close()
         run = runfile.read(path)
-        return run, of_run(run, artefacts=(str(path),)).model_copy(update={"launch": attempt.launch})
+        return run, of_run(run, artefacts=(str(path),))
 
     def close(self) -> None:
         """Stop the baseline."""
@@ -145,7 +147,7 @@ class ServerBench:
     def _plan(self, name: Name, choice: Choice, port: int) -> ArmPlan:
         command = self.build(choice, port)
         words = self.recipe if name == "A" else f"{self.recipe} with {spaces.says(choice)}"
-        return ArmPlan(name, words, command.url, command, api_key=command.api_key)
+        return ArmPlan(name, words, command.url, command, api_key=command.api_key, recipe=self.recipe)
 
     def _attempt(self, choice: Choice) -> Attempt:
         changes = {name: ("as is", value) for name, value in choice.items() if value != spaces.AS_IS}

@@ -108,7 +108,7 @@ def usual(launch: Flags, *, has_gpus: bool) -> Space:
         ]
     found = []
     for setting in settings:
-        own = engine_flags.value(launch, _flag(setting.name))
+        own = engine_flags.value(launch, _flags(setting.name)[0])
         values = tuple(value for value in setting.values if value != own)
         if values:
             found.append(replace(setting, values=(AS_IS, *values)))
@@ -148,8 +148,13 @@ def check(space: Space, known: Sequence[str]) -> None:
     """Make sure that there is something to search.
 
     :param known: flags of the engine release; empty when they are not known.
-    :raises TuneError: there is one choice only, or a name that is no flag.
+    :raises TuneError: there is one choice only, a name that is no flag, or two settings of the same flag.
     """
+    written = [flag for setting in space.settings for flag in _flags(setting.name)]
+    if twice := sorted({flag for flag in written if written.count(flag) > 1}):
+        raise TuneError(
+            f"{', '.join(twice)}: set by more than one setting", hint="Write all values in one: --space steps=1,2,3."
+        )
     if space.size < 2:
         raise TuneError("there is nothing to search", hint="Name settings: --space max-running-requests=4,8.")
     wrong = [one.name for one in space.settings if known and one.name != STEPS and one.name not in known]
@@ -167,8 +172,9 @@ def _typed(value: str) -> str | bool:
     return {"true": True, "false": False}.get(value.lower(), value)
 
 
-def _flag(name: str) -> str:
-    return chain.STEPS if name == STEPS else name
+def _flags(name: str) -> tuple[str, ...]:
+    """Return the flags that a setting writes, the one that it is about first."""
+    return (chain.STEPS, chain.DRAFT_TOKENS) if name == STEPS else (name,)
 
 
 def _speculation(launch: Flags) -> list[Setting]:

@@ -21,7 +21,7 @@ from optuna.trial import TrialState, create_trial
 from sglang_bw.errors import BwError, TuneError
 from sglang_bw.experiment import space as spaces
 from sglang_bw.experiment import stats
-from sglang_bw.experiment.ab import Experiment
+from sglang_bw.experiment.ab import MOST_ROUNDS, Experiment
 from sglang_bw.experiment.space import Choice, Space
 from sglang_bw.experiment.verdict import Limits
 from sglang_bw.ledger.entry import Entry, Number
@@ -30,6 +30,7 @@ from sglang_bw.ledger.record import Block, Ratio, RunRecord
 from sglang_bw.ledger.store import Ledger
 
 Metric = Literal["tok/s", "goodput"]
+IsDecided = Callable[[Sequence[Ratio], Sequence[Block]], bool]
 _SEED = 20261129
 _ASKS = 30
 
@@ -52,7 +53,8 @@ class Score:
 class Tried:
     """What came of one choice.
 
-    :ivar score: ``None`` when it was refused or failed.
+    :ivar score: ``None`` when there is none to go by: it was refused, it failed, its run is not valid, or no request
+        kept the limits.
     :ivar entry: id in the ledger.
     """
 
@@ -69,7 +71,7 @@ class Bench(Protocol):
     def refusal(self, choice: Choice) -> Entry | None:
         """Return the entry of a choice that need not be started: the plan refuses it, or it has failed here before."""
 
-    def compare(self, choice: Choice, is_decided: Callable[[Sequence[Ratio]], bool]) -> tuple[RunRecord | None, Entry]:
+    def compare(self, choice: Choice, is_decided: IsDecided) -> tuple[RunRecord | None, Entry]:
         """Measure a choice against the recipe as it is; a failed start gives no run.
 
         :param is_decided: asked after each round; true ends the trial.
@@ -82,6 +84,7 @@ class Tuning:
     """A search.
 
     :ivar name: under which its trials are in the ledger.
+    :ivar search: digest of what is measured and how, beside the space: launch, host, prompts, load, metric.
     :ivar budget_s: no trial begins after this.
     :ivar most: at most so many trials, those of an earlier run of this search counted.
     :ivar limits: what a request must keep to count as good, for the metric ``goodput``.
@@ -98,12 +101,13 @@ class Tuning:
     budget_s: float = 7200.0
     most: int = 64
     tell: Callable[[Tried, int], None] = lambda _tried, _count: None
+    search: str = ""
     tried: dict[str, Tried] = field(default_factory=dict)
 
     def run(self) -> list[Tried]:
         """Search until the budget, the trials or the choices end; return what was tried, the best first.
 
-        :raises TuneError: the recipe as it is does not start.
+        :raises TuneError: the recipe as it is does not start, or another search has this name.
         """
         study = self._study()
         for tried in self._earlier():
@@ -119,43 +123,60 @@ class Tuning:
             self.tell(tried, len(self.tried))
         return ranked(self.tried.values())
 
-    def is_decided(self, ratios: Sequence[Ratio]) -> bool:
-        """Tell whether a trial can end: it loses to the best so far beyond chance, or its interval is narrow."""
+    def is_decided(self, ratios: Sequence[Ratio], blocks: Sequence[Block]) -> bool:
+        """Tell whether a trial can end: it loses to the best so far beyond chance, or its interval is narrow.
+
+        Both by the metric's own score; a trial in which no request of either side was good has nothing to decide.
+        """
         if not ratios or min(one.rounds for one in ratios) < stats.LEAST_ROUNDS:
             return False
-        now = combined([Score(one.value, one.low, one.high) for one in ratios])
+        now = self._score(ratios, blocks)
+        if now is None:
+            return True
         best = max((tried.score.low for tried in self.tried.values() if tried.score), default=0.0)
         return now.high < max(best, 1.0) or (now.high - now.low) / 2 / now.value <= self.within
 
     def _try(self, choice: dict[str, str]) -> Tried:
         if (entry := self.bench.refusal(choice)) is not None:
-            entry = entry.model_copy(update={"study": self.name, "params": dict(choice)})
+            entry = entry.model_copy(update=self._mark(choice))
             self.ledger.add(entry)
             return _of_entry(choice, entry, None)
         run, entry = self.bench.compare(choice, self.is_decided)
-        score = self._score(run) if run and entry.result not in ("failed", "interrupted") else None
+        outcome = run.outcome if run else None
+        score = self._score(outcome.ratios, run.blocks) if run and outcome and outcome.valid else None
+        if outcome and outcome.valid and score is None:
+            entry = entry.model_copy(update={"summary": f"{entry.summary}; no request kept the limits"})
         numbers = {"score": Number(value=score.value, low=score.low, high=score.high)} if score else {}
-        entry = entry.model_copy(
-            update={"study": self.name, "params": dict(choice), "numbers": {**entry.numbers, **numbers}}
-        )
+        entry = entry.model_copy(update={**self._mark(choice), "numbers": {**entry.numbers, **numbers}})
         self.ledger.add_all([entry], [run] if run else [])
         return _of_entry(choice, entry, score)
 
-    def _score(self, run: RunRecord) -> Score | None:
-        if run.outcome is None or not run.outcome.ratios:
-            return None
-        ratios = run.outcome.ratios
+    def _score(self, ratios: Sequence[Ratio], blocks: Sequence[Block]) -> Score | None:
         if self.metric == "tok/s":
             score = combined([Score(one.value, one.low, one.high) for one in ratios])
         else:
-            score = combined([_goodput(run.blocks, one.concurrency, self.limits) for one in ratios])
-        if min(one.rounds for one in ratios) < stats.LEAST_ROUNDS:  # too few to win or to lose
+            found = [_goodput(blocks, one.concurrency, self.limits) for one in ratios]
+            score = combined([one for one in found if one])
+        if score and min(one.rounds for one in ratios) < stats.LEAST_ROUNDS:  # too few to win or to lose
             return replace(score, low=min(score.low, 1.0), high=max(score.high, 1.0))
         return score
+
+    def _mark(self, choice: Choice) -> dict[str, object]:
+        """Return the fields by which a trial is found again."""
+        return {"study": self.name, "search": self._identity, "params": dict(choice)}
+
+    @property
+    def _identity(self) -> str:
+        return f"{self.space.digest}-{self.search}"
 
     def _earlier(self) -> list[Tried]:
         found = []
         for entry in self.ledger.select(Query(study=self.name)):
+            if entry.search != self._identity:
+                raise TuneError(
+                    f"the study {self.name} has trials of another search, {entry.id} for one",
+                    hint="Its recipe, engine, space, prompts, load or metric differ: take another name with --study.",
+                )
             if entry.result == "interrupted":
                 continue
             number = entry.numbers.get("score")
@@ -201,13 +222,13 @@ class Tuning:
 
 
 class Trial(Experiment):
-    """A comparison that ends as soon as it is decided."""
+    """A comparison that ends as soon as it is decided: by the search, which knows its metric."""
 
-    is_decided: Callable[[Sequence[Ratio]], bool] = staticmethod(lambda _ratios: False)
+    is_decided: IsDecided = staticmethod(lambda _ratios, _blocks: False)
 
     def _is_enough(self, number: int, ratios: Sequence[Ratio]) -> bool:
         even = number % 2 == 0  # so that neither arm was first more often
-        return super()._is_enough(number, ratios) or (even and self.is_decided(ratios))
+        return number >= MOST_ROUNDS or (even and self.is_decided(ratios, self.blocks))
 
 
 def ranked(tried: Iterable[Tried]) -> list[Tried]:
@@ -217,27 +238,38 @@ def ranked(tried: Iterable[Tried]) -> list[Tried]:
 
 def best(tried: Iterable[Tried]) -> Tried | None:
     """Return the choice that is fastest, and faster than the recipe beyond chance; ``None`` when there is none."""
-    return next((one for one in ranked(tried) if one.score and one.score.is_better and one.result != "invalid"), None)
+    return next((one for one in ranked(tried) if one.score and one.score.is_better), None)
 
 
-def combined(scores: Sequence[Score]) -> Score:
-    """Return the geometric mean of scores; its interval is at least as wide as it would be with independent errors."""
+def combined(scores: Sequence[Score]) -> Score | None:
+    """Return the geometric mean of scores; its interval is at least as wide as it would be with independent errors.
+
+    :return: ``None`` of none.
+    """
+    if not scores:
+        return None
     logs = [[math.log(value) for value in (one.value, one.low, one.high)] for one in scores]
     value, low, high = (math.exp(sum(column) / len(logs)) for column in zip(*logs, strict=True))
     return Score(value, low, high)
 
 
-def _goodput(blocks: Sequence[Block], concurrency: int, limits: Limits) -> Score:
-    """Return goodput of B over A: requests a second that kept the limits, round against round."""
-    rates: dict[str, list[float]] = {"A": [], "B": []}
+def _goodput(blocks: Sequence[Block], concurrency: int, limits: Limits) -> Score | None:
+    """Return goodput of B over A: requests a second that kept the limits, round against round.
+
+    A round in which neither side had a good request says nothing of it.
+
+    :return: ``None`` when fewer than two rounds say something.
+    """
+    good: dict[str, list[tuple[int, float]]] = {"A": [], "B": []}
     for block in blocks:
         if block.concurrency == concurrency:
-            good = sum(limits.met(row) for row in block.rows)
-            # Half a request stands for none: a ratio needs a number.
-            rates[block.arm].append(max(good, 0.5) / block.seconds)
-    rounds = min(map(len, rates.values()))
-    logs = np.log(rates["B"][:rounds]) - np.log(rates["A"][:rounds])
-    found = stats.ratio(logs[:, None])
+            good[block.arm].append((sum(limits.met(row) for row in block.rows), block.seconds))
+    rounds = [(a, b) for a, b in zip(good["A"], good["B"], strict=False) if a[0] or b[0]]
+    if len(rounds) < 2:
+        return None
+    # Half a request stands for none beside some: a ratio needs a number.
+    logs = np.array([[math.log(max(count, 0.5) / seconds) for count, seconds in pair] for pair in rounds])
+    found = stats.ratio(logs[:, 1:] - logs[:, :1])
     return Score(found.value, found.low, found.high)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ from sglang_bw.recipes.schema import Device, Draft, Hardware, Recipe, Speculatio
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 30000
-_SECRET_VARIABLE = re.compile(r"TOKEN$|SECRET|PASSWORD|API_KEY")
 PASTED_CONFIG = "API-KEY.yaml"
 _ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
@@ -52,7 +50,7 @@ class Command:
         Keys stand in the file ``API-KEY.yaml``, which the user writes; a secret variable is taken from their shell.
         """
         setting = [
-            f'{name}="${name}"' if is_secret_variable(name) else f"{name}={shlex.quote(value)}"
+            f'{name}="${name}"' if secret.is_secret_variable(name) else f"{name}={shlex.quote(value)}"
             for name, value in sorted(self.env.items())
         ]
         return " ".join([*setting, "sglang", "serve", *map(shlex.quote, self.pasteable_flags)])
@@ -74,12 +72,12 @@ class Command:
     @property
     def shown_flags(self) -> Flags:
         """The flags as a log or a record may have them: without secrets."""
-        return tuple(map(_without_secret, self.flags))
+        return tuple(map(secret.shown, self.flags))
 
     @property
     def shown_env(self) -> dict[str, str]:
         """The environment as a log or a record may have it: without secrets."""
-        return {name: "***" if is_secret_variable(name) else value for name, value in self.env.items()}
+        return {name: secret.shown_variable(name, value) for name, value in self.env.items()}
 
     @property
     def target(self) -> str:
@@ -168,11 +166,6 @@ def build(
     return Command(merged, devices.environment(device, chosen), device)
 
 
-def is_secret_variable(name: str) -> bool:
-    """Tell whether the value of a variable must not be shown."""
-    return bool(_SECRET_VARIABLE.search(name))
-
-
 def location(weights: Weights) -> str:
     """Return the model id, or the absolute path of local weights."""
     if weights.id is not None:
@@ -180,10 +173,6 @@ def location(weights: Weights) -> str:
     if weights.bundled is not None:
         return str(BUNDLED / weights.bundled)
     return str(weights.path)
-
-
-def _without_secret(flag: Flag) -> Flag:
-    return Flag(flag.name, ("***",)) if secret.is_secret(flag) else flag
 
 
 def _revision(name: str, weights: Weights) -> Flags:

@@ -37,9 +37,7 @@ class Attempt:
     @property
     def launch(self) -> str:
         """Digest of the exact launch."""
-        there = self.installation
-        engine = f"{there.version} {there.tree} {there.digest} {there.state.value}"
-        return identity.digest(engine, self.command.flags, self.command.env)
+        return launch_digest(self.installation, self.command)
 
     def entry(self, result: Result, **more: object) -> Entry:
         """Return an entry about this launch; ``more`` are other fields of :class:`Entry`."""
@@ -89,6 +87,12 @@ class Attempt:
     def interrupted(self, server: Server) -> Entry:
         """Return the entry of a start that the user ended."""
         return self.entry("interrupted", summary=f"while {server.startup.phase.value}")
+
+
+def launch_digest(installation: Installation, command: Command) -> str:
+    """Return the digest of exactly this command on exactly this engine."""
+    engine = f"{installation.version} {installation.tree} {installation.digest} {installation.state.value}"
+    return identity.digest(engine, command.flags, command.env)
 
 
 def engine_record(installation: Installation) -> EngineRecord:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -33,12 +34,35 @@ _PUBLIC = "ssl-keyfile"
 _DASH = "begins with a dash, which the engine would take for a flag"
 CONFIG = "engine.yaml"
 REDACT = "redact.json"  # read by the keeper
+STARS = "***"
+_VARIABLE = re.compile(r"TOKEN$|SECRET|PASSWORD|API_KEY")
+_USERINFO = re.compile(r"(?<=://)[^\s/?#]*@")
 
 
 def is_secret(flag: Flag) -> bool:
     """Tell whether a flag sets a secret; the engine's parser takes abbreviations too."""
     named = len(flag.name) > 1 and any(name.startswith(flag.name) for name in NAMES)
     return flag.dashes == "--" and named and flag.name != _PUBLIC and bool(flag.values)
+
+
+def is_secret_variable(name: str) -> bool:
+    """Tell whether the value of a variable must not be shown."""
+    return bool(_VARIABLE.search(name))
+
+
+def shown(flag: Flag) -> Flag:
+    """Return a flag as a log or a record may have it."""
+    return Flag(flag.name, (STARS,)) if is_secret(flag) else flag
+
+
+def shown_variable(name: str, value: str) -> str:
+    """Return the value of a variable as a log or a record may have it."""
+    return STARS if is_secret_variable(name) else value
+
+
+def without_userinfo(text: str) -> str:
+    """Return an address, or a text that quotes some, without the user and password before the host."""
+    return _USERINFO.sub("", text)
 
 
 def of(command_line: Flags) -> dict[str, str]:

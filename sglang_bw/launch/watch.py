@@ -12,6 +12,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from sglang_bw.errors import WatchError
+from sglang_bw.launch import secret
 
 METRICS_FLAG = "--enable-metrics"
 TIMEOUT_S = 10.0
@@ -71,9 +72,10 @@ class Watcher:
             )
         except (httpx.InvalidURL, ValueError) as error:
             raise WatchError(
-                f"{url!r} is no address: {error}", hint="For example --url http://127.0.0.1:30000."
+                f"{secret.without_userinfo(url)!r} is no address: {error}",
+                hint="For example --url http://127.0.0.1:30000.",
             ) from error
-        self.url = url
+        self.url = secret.without_userinfo(url)  # to be shown; the client has the whole
         self.served: Served | None = None
 
     def connect(self) -> Served:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import secrets
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from sglang_bw.ledger.failure import FailureClass, classify
-from sglang_bw.ledger.record import EngineRecord, Host, Outcome, RunRecord
+from sglang_bw.ledger.record import ArmRecord, EngineRecord, Host, Outcome, RunRecord
 
 Kind = Literal["start", "probe", "ab", "trial"]
 Result = Literal["ok", "failed", "refused", "interrupted", "faster", "slower", "undecided", "invalid"]
 Origin = Literal["here", "reported"]
+RESULTS: tuple[Result, ...] = get_args(Result)
 GOOD: frozenset[Result] = frozenset({"ok", "faster", "slower", "undecided"})
 
+# What ended a run and lay in the launch of an arm: done again the same way, it ends the same way.
+_OF_THE_LAUNCH = ("start-failed", "server-died", "server-error", "timeout", "bad-stream")
 _CLASS_OF_RUN = {
     "timeout": FailureClass.HANG,
     "bad-stream": FailureClass.NETWORK,
@@ -64,6 +67,7 @@ class Entry(_Part):
     :ivar origin: ``reported`` for what others published; nobody here has seen it.
     :ivar source: who reported it, and where.
     :ivar study: the tuning that a trial belongs to.
+    :ivar search: digest of everything that makes two tunings the same; trials of one are not taken for another's.
     :ivar params: what a tuning chose for a trial.
     :ivar notes: kept beside the entry, which itself never changes.
     """
@@ -90,6 +94,7 @@ class Entry(_Part):
     origin: Origin = "here"
     source: str = ""
     study: str | None = None
+    search: str | None = None
     params: dict[str, str] = Field(default_factory=dict)
     notes: tuple[Note, ...] = ()
 
@@ -105,20 +110,25 @@ def new_id(at: datetime) -> str:
 
 
 def of_run(run: RunRecord, *, artefacts: tuple[str, ...] = ()) -> Entry:
-    """Return the entry of a comparison; of one that was killed as well."""
+    """Return the entry of a comparison, which is about the treatment, or about the arm that failed.
+
+    A run that was killed has one as well.
+    """
     outcome = run.outcome
+    arm = next((one for one in run.arms if outcome and one.name == outcome.arm), run.arms[1])
     return Entry(
         id=run.id,
         kind="trial" if run.command == "trial" else "ab",
         at=run.began.astimezone(UTC),
         hypothesis=run.hypothesis,
-        recipe=run.recipe,
+        recipe=arm.recipe or run.recipe,
         changes=run.difference,
         against=run.arms[0].says,
-        engine=run.arms[1].engine,
+        engine=arm.engine,
         host=run.host,
-        argv=run.arms[1].argv,
-        env=run.arms[1].env,
+        launch=_launch(arm, outcome),
+        argv=arm.argv,
+        env=arm.env,
         result=_result(outcome),
         failure=_failure(outcome),
         summary=_summary(run),
@@ -127,6 +137,12 @@ def of_run(run: RunRecord, *, artefacts: tuple[str, ...] = ()) -> Entry:
         artefacts=artefacts,
         notes=(),
     )
+
+
+def _launch(arm: ArmRecord, outcome: Outcome | None) -> str | None:
+    """Return the launch that a run says something about: none when a prompt, a disk or a user ended it."""
+    speaks = outcome is None or outcome.failure is None or outcome.failure in _OF_THE_LAUNCH
+    return arm.launch if speaks else None
 
 
 def _result(outcome: Outcome | None) -> Result:
@@ -143,7 +159,8 @@ def _result(outcome: Outcome | None) -> Result:
 def _failure(outcome: Outcome | None) -> FailureClass | None:
     if outcome is None or outcome.failure is None or outcome.failure == "interrupted":
         return None
-    return _CLASS_OF_RUN.get(outcome.failure) or classify(outcome.failure_text or "", phase="ready")
+    phase = "" if outcome.failure == "start-failed" else "ready"
+    return _CLASS_OF_RUN.get(outcome.failure) or classify(outcome.failure_text or "", phase=phase)
 
 
 def _evidence(outcome: Outcome | None) -> tuple[str, ...]:

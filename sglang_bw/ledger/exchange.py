@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
@@ -29,7 +30,9 @@ class Export(BaseModel):
 
 def to_json(entries: Iterable[Entry], runs: Iterable[RunRecord] = ()) -> str:
     """Return entries and runs as text that :func:`take_in` reads."""
-    return Export(entries=list(entries), runs=list(runs)).model_dump_json(indent=2)
+    export = Export(entries=list(entries), runs=list(runs))
+    # In ASCII: a control character of a log is an escape in the file, and comes back as it was.
+    return json.dumps(export.model_dump(mode="json"), indent=2)
 
 
 def to_markdown(entries: Sequence[Entry]) -> str:
@@ -51,7 +54,7 @@ def to_markdown(entries: Sequence[Entry]) -> str:
         about = {"fix": entry.fix, "source": entry.source, "hypothesis": entry.hypothesis}
         lines += [f"- {name}: {_cell(text)}" for name, text in about.items() if text]
         lines += [f"- {note.at:%Y-%m-%d}: {_cell(note.text)}" for note in entry.notes]
-        lines += ["", *(f"    {line}" for text in entry.evidence for line in text.splitlines())]
+        lines += ["", *_fenced([line for text in entry.evidence for line in text.splitlines()])]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -76,7 +79,7 @@ def take_in(ledger: Ledger, path: Path) -> tuple[int, int]:
         first = error.errors()[0]
         raise LedgerError(
             f"{path} is neither an export of a ledger nor a run file: {first['msg']} at {first['loc']}",
-            hint="`sglang-bw ledger export --json FILE` writes one.",
+            hint="`sglang-bw ledger export -o FILE` writes one.",
         ) from error
     ledger.add_all(export.entries, export.runs)
     return len(export.entries), ledger.count() - before
@@ -88,6 +91,13 @@ def _is_run(text: str) -> bool:
     except ValueError:
         return False
     return isinstance(first, dict) and first.get("kind") == "run"
+
+
+def _fenced(lines: Sequence[str]) -> list[str]:
+    """Return lines as code: between fences that are longer than every run of backticks in them."""
+    ticks = max((len(run) for line in lines for run in re.findall("`+", line)), default=0)
+    fence = "`" * max(3, ticks + 1)
+    return [fence, *lines, fence] if lines else []
 
 
 def _cell(text: str) -> str:

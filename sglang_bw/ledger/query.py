@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from sglang_bw.ledger.entry import Origin
+from sglang_bw.ledger.entry import Entry, Origin
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,26 @@ class Query:
 
     def where(self) -> tuple[str, list[str]]:
         """Return an SQL condition and its values."""
-        columns = ("kind", "recipe", "result", "failure", "origin", "host", "launch", "study")
-        given = {name: getattr(self, name) for name in columns if getattr(self, name) is not None}
+        given = self._given()
         conditions = [f"{name} = ?" for name in given]
         values = [str(value) for value in given.values()]
         if self.since is not None:
             conditions.append("at >= ?")
             values.append(stamp(self.since))
         return " AND ".join(conditions) or "1", values
+
+    def holds(self, entry: Entry) -> bool:
+        """Tell whether an entry that is in no file is wanted."""
+        host = entry.host.fingerprint if entry.host else None
+        equal = all(
+            value == (host if name == "host" else getattr(entry, name)) for name, value in self._given().items()
+        )
+        return equal and (self.since is None or entry.at >= self.since)
+
+    def _given(self) -> dict[str, str]:
+        """Return the columns that must have a certain value."""
+        columns = ("kind", "recipe", "result", "failure", "origin", "host", "launch", "study")
+        return {name: getattr(self, name) for name in columns if getattr(self, name) is not None}
 
 
 def stamp(at: datetime) -> str:

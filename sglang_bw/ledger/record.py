@@ -50,6 +50,8 @@ class ArmRecord(_Part):
 
     :ivar name: ``A`` is the baseline, ``B`` the treatment.
     :ivar says: what it is meant to be, in words.
+    :ivar recipe: id of what was started; ``None`` for a server that was already running.
+    :ivar launch: digest of the exact launch (:mod:`sglang_bw.ledger.identity`), likewise.
     :ivar argv: engine flags, secrets taken out; empty for a server that was already running.
     :ivar env: variables that a launch adds, secrets taken out.
     :ivar config: the server's own resolved configuration (``/server_info``), without what changes while it runs.
@@ -60,6 +62,8 @@ class ArmRecord(_Part):
 
     name: Literal["A", "B"]
     says: str
+    recipe: str | None = None
+    launch: str | None = None
     url: str
     argv: tuple[str, ...] = ()
     env: dict[str, str] = Field(default_factory=dict)
@@ -248,6 +252,7 @@ class Outcome(_Part):
     :ivar failure: class of what ended the run early: ``start-failed``, ``wrong-arm``, ``server-died``,
         ``server-error``, ``timeout``, ``bad-stream``, ``prompts``, ``interrupted``, ``other``; ``None`` for a run that
         came to its end.
+    :ivar arm: which arm failed.
     """
 
     kind: Literal["outcome"] = "outcome"
@@ -258,6 +263,7 @@ class Outcome(_Part):
     warnings: tuple[str, ...] = ()
     failure: str | None = None
     failure_text: str | None = None
+    arm: Literal["A", "B"] | None = None
 
 
 class RunRecord(_Part):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -25,6 +26,7 @@ from sglang_bw.ledger.tables import APPLICATION_ID, MIGRATIONS, statements
 
 PATH_VARIABLE = "SGLANG_BW_LEDGER"
 WAIT_S = 30.0
+_AGAIN_S = 0.01
 
 
 def default_path() -> Path:
@@ -47,6 +49,7 @@ class Ledger:
         :param wait_s: how long another process may hold it.
         """
         self.path = path or default_path()
+        self._wait_s = wait_s
         with self._named():
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # No implicit transactions: each one is written out below.
@@ -71,7 +74,8 @@ class Ledger:
     def add(self, *entries: Entry) -> None:
         """Append entries, all of them or none; when this returns they are on the disk.
 
-        An entry that is there already, the same in every field, is left as it is.
+        An entry that is there already, the same in every field, is left as it is; so is a comparison with all its
+        blocks, wherever its file lies now.
 
         :raises LedgerError: another entry has the same id.
         """
@@ -82,7 +86,8 @@ class Ledger:
         by_id = {run.id: run for run in runs}
         with self._transaction():
             for entry in entries:
-                if self._insert(entry) and (run := by_id.get(entry.id)):
+                run = by_id.get(entry.id)
+                if self._insert(entry, run) and run:
                     self._db.execute("INSERT INTO runs VALUES (?, ?)", (entry.id, run.model_dump_json()))
 
     def add_run(self, run: RunRecord, *, artefacts: tuple[str, ...] = (), study: str | None = None) -> Entry:
@@ -155,31 +160,45 @@ class Ledger:
     def known_failures(self, launch: str, host: str) -> list[Entry]:
         """Return the failures of exactly this launch on this host since it last worked, the oldest first.
 
-        An interrupted start says nothing, and does not count.
+        What was interrupted, or was not even started, says nothing, and does not count.
         """
         failures: list[Entry] = []
         for entry in self.select(Query(launch=launch, host=host, origin="here")):
-            if entry.failed:
+            if entry.result == "failed":
                 failures.append(entry)
-            elif entry.result != "interrupted":
+            elif entry.result not in ("interrupted", "refused"):
                 failures.clear()
         return failures
 
     def _prepare(self) -> None:
         self._db.execute("PRAGMA foreign_keys = ON")
-        application = self._pragma("application_id")
-        tables = self._db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
+        # One moment for all of them: another process may be making the tables just now.
+        with self._transaction("DEFERRED"):
+            application, version = self._pragma("application_id"), self._pragma("user_version")
+            tables = self._db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
         if application not in (0, APPLICATION_ID) or (application == 0 and tables):
             raise LedgerError(f"{self.path} is a database of another program", hint="Name another file: --ledger FILE.")
-        if self._pragma("user_version") > len(MIGRATIONS):
+        if version > len(MIGRATIONS):
             raise LedgerError(
                 f"{self.path} was written by a newer release of sglang-bw",
                 hint="Upgrade this one, or name another file: --ledger FILE.",
             )
-        self._db.execute("PRAGMA journal_mode = WAL")
+        self._use_wal()
         self._db.execute("PRAGMA synchronous = FULL")
-        if self._pragma("user_version") < len(MIGRATIONS):
+        if version < len(MIGRATIONS):
             self._migrate()
+
+    def _use_wal(self) -> None:
+        """Switch to WAL mode. SQLite does not wait for this lock while others hold the file, so ask again."""
+        deadline = time.monotonic() + self._wait_s
+        while True:
+            try:
+                self._db.execute("PRAGMA journal_mode = WAL")
+                return
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorname != "SQLITE_BUSY" or time.monotonic() > deadline:
+                    raise
+                time.sleep(_AGAIN_S)
 
     def _migrate(self) -> None:
         with self._transaction():  # whoever comes second finds it done
@@ -192,12 +211,15 @@ class Ledger:
     def _pragma(self, name: str) -> int:
         return int(self._db.execute(f"PRAGMA {name}").fetchone()[0])
 
-    def _insert(self, entry: Entry) -> bool:
+    def _insert(self, entry: Entry, run: RunRecord | None) -> bool:
         """Insert an entry; false when it is there."""
         body = entry.model_copy(update={"notes": ()}).model_dump_json()
         there = self._db.execute("SELECT body FROM entries WHERE id = ?", (entry.id,)).fetchone()
         if there:
-            if self._read(there[0]) != self._read(body):
+            kept = self.run(entry) if run else None
+            # What else an entry says of a run is where its file lies, and what a tuning noted of it.
+            same = run == kept if kept else self._read(there[0]) == self._read(body)
+            if not same:
                 raise LedgerError(
                     f"another entry has the id {entry.id}", hint="Entries are never replaced; this one was not added."
                 )
@@ -226,10 +248,10 @@ class Ledger:
             raise self._damaged(f"an entry cannot be read: {error}") from error
 
     @contextmanager
-    def _transaction(self) -> Iterator[None]:
+    def _transaction(self, kind: str = "IMMEDIATE") -> Iterator[None]:
         with self._named():
             # IMMEDIATE: a second writer waits here instead of failing when it comes to write.
-            self._db.execute("BEGIN IMMEDIATE")
+            self._db.execute(f"BEGIN {kind}")
             try:
                 yield
                 self._db.execute("COMMIT")

@@ -457,6 +457,30 @@ def test_secrets_do_not_reach_the_record(mock: StartMock, record: Path) -> None:
     assert "hush" not in dry.stdout
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["tiny", "--set", "HF_TOKEN=hush-1", "--set", "api-key=hush-2", "--set", "--api-k=hush-3"],
+        ["--url", "http://user:hush-4@127.0.0.1:1", "--url", "http://user:hush-5@127.0.0.1:2/"],
+    ],
+)
+def test_secrets_do_not_reach_what_the_arms_are_said_to_be(record: Path, arguments: list[str]) -> None:
+    for more in ([], ["--json"]):
+        dry = run_ab(record, *arguments, "--dry-run", *more, code=0)
+        assert "hush" not in dry.stdout + dry.stderr
+    assert "127.0.0.1" in dry.stdout or "HF_TOKEN=***, api-key=***, api-k=***" in dry.stdout
+
+
+def test_the_password_in_an_address_is_used_and_not_told(mock: StartMock, record: Path) -> None:
+    a, b = (url.replace("://", "://user:hush@") for url in (mock(), mock(fault="500", fault_after=10)))
+    failed = run_ab(record, "--url", a, "--url", b, *FAST, code=70)
+    assert [block.arm for block in read(record).blocks] == ["A", "B"]
+    gone = run_ab(record.with_name("gone"), "--url", "http://user:hush@127.0.0.1:1", "--url", b, *FAST, code=70)
+    files = record.read_text() + record.with_name("gone").read_text()
+    assert "hush" not in failed.stderr + gone.stderr + files
+    assert "http://127.0.0.1" in failed.stderr
+
+
 def test_time_is_told_while_it_runs(mock: StartMock, record: Path) -> None:
     began = time.monotonic()
     done = run_ab(record, "--url", mock(), "--url", mock(), *FAST)

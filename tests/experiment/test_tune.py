@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 import yaml
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sglang_bw.cli.experiment import ab as ab_command
+from sglang_bw.cli.tune import tune as tune_command
 from sglang_bw.errors import TuneError
 from sglang_bw.experiment import space as spaces
 from sglang_bw.experiment import tune, tuned
 from sglang_bw.experiment.space import AS_IS, OFF, Choice, Setting, Space
-from sglang_bw.experiment.tune import Score, Tried, Tuning
+from sglang_bw.experiment.tune import IsDecided, Score, Tried, Tuning
 from sglang_bw.experiment.verdict import Limits
 from sglang_bw.ledger.entry import Entry, new_id, of_run
-from sglang_bw.ledger.record import Outcome, Ratio, RunRecord
+from sglang_bw.ledger.record import Outcome, RunRecord
 from sglang_bw.ledger.store import Ledger
 from sglang_bw.recipes import flags, lookup
 from sglang_bw.recipes.hardware import Hardware
@@ -47,7 +49,7 @@ class SimulatedBench:
             return None
         return self._entry("refused", "the plan refuses it")
 
-    def compare(self, choice: Choice, is_decided: Callable[[Sequence[Ratio]], bool]) -> tuple[RunRecord | None, Entry]:
+    def compare(self, choice: Choice, is_decided: IsDecided) -> tuple[RunRecord | None, Entry]:
         says = spaces.says(choice)
         assert says not in self.asked, "tried twice"
         self.asked.append(says)
@@ -60,7 +62,7 @@ class SimulatedBench:
             value = speed * math.exp(dice.gauss(0, self.noise))
             update = {"value": value, "low": value - half, "high": value + half, "rounds": rounds}
             ratios = (ratio(1, speed).model_copy(update=update),)
-            if is_decided(ratios):
+            if is_decided(ratios, ()):
                 break
         self.rounds[says] = rounds
         outcome = Outcome(ended=BEGAN, valid=True, ratios=ratios)
@@ -130,11 +132,21 @@ def test_goes_on_where_it_stopped(ledger: Ledger) -> None:
     assert len(other.asked) == 2
 
 
+def test_trials_of_another_search_are_not_taken_for_its_own(ledger: Ledger) -> None:
+    Tuning("s", SPACE, SimulatedBench(), ledger, most=2, search="launch a").run()
+    other = Space((Setting("steps", (AS_IS, "1", "8")),))
+    foreign = Space((Setting("page-size", (AS_IS, "1")),))
+    bench = SimulatedBench()
+    for space, search in ((SPACE, "launch b"), (other, "launch a"), (foreign, "launch a")):
+        with pytest.raises(TuneError, match="trials of another search"):
+            Tuning("s", space, bench, ledger, search=search).run()
+    assert bench.asked == []
+    assert len(Tuning("s", SPACE, bench, ledger, most=3, search="launch a").run()) == 3
+
+
 def test_an_interrupted_trial_is_tried_again(ledger: Ledger) -> None:
     class Interrupted(SimulatedBench):
-        def compare(
-            self, choice: Choice, is_decided: Callable[[Sequence[Ratio]], bool]
-        ) -> tuple[RunRecord | None, Entry]:
+        def compare(self, choice: Choice, is_decided: IsDecided) -> tuple[RunRecord | None, Entry]:
             if len(self.asked) == 2:
                 raise KeyboardInterrupt
             return super().compare(choice, is_decided)
@@ -157,16 +169,84 @@ def test_nothing_wins_by_chance(ledger: Ledger) -> None:
     assert tune.best(tried) is None
     close = Tried({}, "undecided", Score(1.02, 0.99, 1.05), "", "")
     assert tune.best([close]) is None
-    assert tune.best([close, Tried({}, "invalid", Score(2.0, 1.9, 2.1), "", "")]) is None
+
+
+def test_a_run_that_is_not_valid_has_no_score(ledger: Ledger) -> None:
+    class Drifting(SimulatedBench):
+        def compare(self, choice: Choice, is_decided: IsDecided) -> tuple[RunRecord | None, Entry]:
+            found, entry = super().compare(choice, is_decided)
+            if found is None or found.outcome is None or spaces.says(choice) != "steps 2":
+                return found, entry
+            outcome = found.outcome.model_copy(update={"valid": False, "warnings": ("it drifted",)})
+            found = found.model_copy(update={"outcome": outcome})
+            return found, of_run(found)
+
+    bench = Drifting()
+    narrow = Space((Setting("steps", (AS_IS, "2", "1")),))
+    tuning = Tuning("s", narrow, bench, ledger, within=0.01)
+    tried = tuning.run()
+    drifted = next(one for one in tried if one.choice == {"steps": "2"})
+    assert (drifted.result, drifted.score, drifted.why) == ("invalid", None, "it drifted")
+    assert bench.rounds["steps 1"] > 4  # not given up against a speed that nobody may use
+    found = tune.best(tried)
+    assert found
+    assert found.choice == {"steps": "1"}
+    again = Tuning("s", narrow, SimulatedBench(), ledger).run()
+    assert next(one for one in again if one.choice == {"steps": "2"}).score is None
 
 
 def test_goodput_counts_requests_within_the_limits(ledger: Ledger) -> None:
     found = run()
     tuning = Tuning("s", SPACE, SimulatedBench(), ledger, metric="goodput", limits=Limits(tpot_s=0.0089))
-    score = tuning._score(found)
+    assert found.outcome
+    score = tuning._score(found.outcome.ratios, found.blocks)
     assert score
     assert score.value > 5  # A keeps the limit never, B always: half a request against eight
-    assert tuning._score(found.model_copy(update={"outcome": None})) is None
+    slower = tuple(ratio(one.concurrency, 0.5) for one in found.outcome.ratios)
+    assert tuning._score(slower, found.blocks) == score  # tokens per second do not count
+
+
+def test_goodput_of_nothing_good_is_no_score(ledger: Ledger) -> None:
+    class Late(SimulatedBench):
+        """B's blocks take half the time, and no request of either side keeps the limit."""
+
+        def compare(self, choice: Choice, is_decided: IsDecided) -> tuple[RunRecord | None, Entry]:
+            found = run(new_id(datetime.now(UTC)), command="trial")
+            blocks = tuple(
+                block.model_copy(update={"seconds": 2.0 if block.arm == "B" else 4.0}) for block in found.blocks
+            )
+            assert found.outcome
+            assert is_decided(found.outcome.ratios, blocks)  # nothing will come of more rounds
+            found = found.model_copy(update={"blocks": blocks})
+            return found, of_run(found)
+
+    limits = Limits(tpot_s=1e-6)
+    tried = Tuning("s", SPACE, Late(), ledger, metric="goodput", limits=limits, most=2).run()
+    assert [one.score for one in tried] == [None, None]
+    assert "no request kept the limits" in tried[0].why
+    assert tune.best(tried) is None
+
+
+def test_a_trial_ends_by_its_own_metric(ledger: Ledger) -> None:
+    """Goodput is known to a tenth of a percent, tokens a second hardly; and the other way round."""
+    limits = Limits(tpot_s=10)
+    tuning = Tuning("s", SPACE, SimulatedBench(), ledger, metric="goodput", limits=limits, within=0.01)
+    found = run()
+    wide = tuple(ratio(c, 1.0).model_copy(update={"low": 0.5, "high": 2.0, "rounds": 4}) for c in (1, 4, 16))
+    assert tuning.is_decided(wide, found.blocks)  # every request is good, every block takes four seconds
+    dice = random.Random(1)
+    uneven = tuple(block.model_copy(update={"seconds": dice.uniform(1, 8)}) for block in found.blocks)
+    narrow = tuple(one.model_copy(update={"low": 0.999, "high": 1.001}) for one in wide)
+    assert not tuning.is_decided(narrow, uneven)
+
+
+@pytest.mark.parametrize("limit", ["-1", "0", "0.0", "nan", "inf", "x"])
+def test_limits_are_above_zero(limit: str) -> None:
+    arguments = ["tiny", "--metric", "goodput", "--ttft", limit, "--dry-run"]
+    for command, words in ((tune_command, arguments), (ab_command, ["tiny", "--goodput", f"ttft={limit}"])):
+        refused = CliRunner().invoke(command, words)
+        assert refused.exit_code == 2
+        assert limit in refused.output
 
 
 def test_a_trial_of_few_rounds_wins_nothing(ledger: Ledger) -> None:
@@ -176,7 +256,7 @@ def test_a_trial_of_few_rounds_wins_nothing(ledger: Ledger) -> None:
         one.model_copy(update={"value": 2.0, "low": 1.9, "high": 2.1, "rounds": 2}) for one in found.outcome.ratios
     )
     tuning = Tuning("s", SPACE, SimulatedBench(), ledger)
-    score = tuning._score(found.model_copy(update={"outcome": found.outcome.model_copy(update={"ratios": few})}))
+    score = tuning._score(few, found.blocks)
     assert score
     assert score.value == pytest.approx(2.0)
     assert not score.is_better
@@ -186,6 +266,7 @@ def test_a_trial_of_few_rounds_wins_nothing(ledger: Ledger) -> None:
 def test_scores_over_concurrencies(parts: list[tuple[float, float]]) -> None:
     scores = [Score(value, value * (1 - half), value * (1 + half)) for value, half in parts]
     found = tune.combined(scores)
+    assert found
     assert min(one.value for one in scores) <= found.value * 1.0000001
     assert found.low <= found.value * 1.0000001
     assert found.value <= found.high * 1.0000001
@@ -221,6 +302,14 @@ def test_choices_become_flags() -> None:
     assert (flags.tokens(added), speculates) == (["--enable-x"], False)
 
 
+@pytest.mark.parametrize(
+    "names", [("steps=1", "steps=2"), ("tp=1", "tp-size=2"), ("steps=1", "speculative-num-draft-tokens=4")]
+)
+def test_two_settings_of_one_flag_are_refused(names: tuple[str, ...]) -> None:
+    with pytest.raises(TuneError, match="by more than one setting"):
+        spaces.check(Space(tuple(map(spaces.parse, names))), ())
+
+
 def test_the_draft_tokens_of_a_chain_follow_its_steps(tmp_path: Path) -> None:
     added, _ = spaces.flags_of({"speculative-num-steps": "5"}, CHAIN)
     assert flags.value(added, "speculative-num-draft-tokens") == "6"
@@ -239,7 +328,7 @@ def test_settings_that_are_none(text: str) -> None:
         spaces.parse(text)
 
 
-@pytest.mark.parametrize("text", ["steps=abc", "steps=1,0", "steps=-1", "steps=1.5", "steps=²"])
+@pytest.mark.parametrize("text", ["steps=abc", "steps=1,0", "steps=-1", "steps=1.5", "steps=OFF", "steps=²"])
 def test_draft_steps_that_are_none(text: str) -> None:
     with pytest.raises(TuneError, match="no number of draft steps"):
         spaces.parse(text)

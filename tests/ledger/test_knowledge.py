@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
+import re
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from markdown_it import MarkdownIt  # comes with rich
 
 from sglang_bw.errors import LedgerError
 from sglang_bw.ledger import costs, exchange, identity, reference
+from sglang_bw.ledger.entry import Number
 from sglang_bw.ledger.failure import FailureClass, classify
 from sglang_bw.ledger.reference import Launch
+from sglang_bw.ledger.report import page
 from sglang_bw.ledger.store import Ledger
 from sglang_bw.recipes import flags
 from tests.ledger.entries import entry
@@ -149,6 +155,24 @@ def test_a_run_file_can_be_taken_in_even_when_its_end_is_cut(tmp_path: Path) -> 
         assert len(ledger.runs()[0].blocks) == len(whole.blocks) - 1
 
 
+def test_a_known_run_may_lie_elsewhere_or_come_from_a_report(tmp_path: Path) -> None:
+    whole = run()
+    lines = [whole.model_copy(update={"blocks": (), "outcome": None}), *whole.blocks, whole.outcome]
+    first, moved, raw = tmp_path / "run.jsonl", tmp_path / "elsewhere" / "moved.jsonl", tmp_path / "raw.jsonl"
+    moved.parent.mkdir()
+    first.write_text("".join(line.model_dump_json() + "\n" for line in lines if line))
+    moved.write_bytes(first.read_bytes())
+    data = re.findall(r'href="data:application/gzip;base64,([^"]+)"', page.render([whole]))
+    raw.write_bytes(gzip.decompress(base64.b64decode(data[0])))
+    with Ledger(tmp_path / "ledger") as ledger:
+        ledger.add_run(whole, artefacts=("a place",), study="a search")  # as `ab` and `tune` do
+        assert [exchange.take_in(ledger, file) for file in (first, moved, raw)] == [(1, 0)] * 3
+        assert ledger.select()[0].artefacts == ("a place",)
+        first.write_text(first.read_text().replace('"tok_s":', '"tok_s":1', 1))
+        with pytest.raises(LedgerError, match="another entry has the id"):
+            exchange.take_in(ledger, first)
+
+
 @given(
     st.one_of(
         st.text(), st.recursive(st.none() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)).map(str)
@@ -169,4 +193,27 @@ def test_markdown_is_a_table_whatever_the_texts_are() -> None:
     table = [line for line in text.splitlines() if line.startswith("|")]
     assert len(table) == 3
     assert "\\<script\\>" in table[2]
-    assert "    one\n    two" in text
+    assert "\n```\none\ntwo\n```\n" in text
+
+
+def test_evidence_stays_code_whatever_it_holds() -> None:
+    """Behind a list, indented lines are a paragraph of its last item, and HTML in it is alive."""
+    lines = ("<script>alert(1)</script>", "```", "</code><b>", "````html", "    deep")
+    found = entry(evidence=lines, fix="a fix", numbers={"a": Number(value=1)})
+    html = MarkdownIt("commonmark").enable("table").render(exchange.to_markdown([found]))
+    assert "<script" not in html
+    assert "<b>" not in html
+    assert html.count("<pre>") == 1
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;\n```\n" in html
+
+
+def test_an_export_is_ascii_and_comes_back_with_its_control_characters(tmp_path: Path) -> None:
+    odd = entry(summary="\x1b[2J \x9b \x85 \u2028 \u00fc", env={"A": "\x00"})
+    file = tmp_path / "export.json"
+    file.write_text(exchange.to_json([odd], [run()]))
+    assert file.read_text().isascii()
+    assert "\x1b" not in file.read_text()
+    with Ledger(tmp_path / "ledger") as ledger:
+        ledger.add(odd)
+        ledger.add_run(run())
+        assert exchange.take_in(ledger, file) == (1, 0)

@@ -12,7 +12,7 @@ import yaml
 from sglang_bw import models
 from sglang_bw.errors import EmitError
 from sglang_bw.launch import secret
-from sglang_bw.launch.command import Command, is_secret_variable
+from sglang_bw.launch.command import Command
 from sglang_bw.launch.deploy.needs import Needs
 from sglang_bw.recipes import flags
 from sglang_bw.recipes.flags import Flag
@@ -108,7 +108,7 @@ class Deployment:
 
     def container_env(self) -> dict[str, str]:
         """Return the container's environment; what is secret is not in it."""
-        public = {name: value for name, value in self.command.env.items() if not is_secret_variable(name)}
+        public = {name: value for name, value in self.command.env.items() if not secret.is_secret_variable(name)}
         # Compiled kernels go below HOME: they survive a restart there.
         return {"HOME": CACHE, "HF_HOME": f"{CACHE}/huggingface", "PYTHONUNBUFFERED": "1", **public}
 

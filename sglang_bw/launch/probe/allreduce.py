@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import sglang_bw
-from sglang_bw.errors import AllReduceError, ProbeError
+from sglang_bw.errors import AllReduceError, BwError, ProbeError
 from sglang_bw.host.fingerprint import Fingerprint
 from sglang_bw.launch.cause import cause
 from sglang_bw.launch.probe.variants import Variant
 from sglang_bw.launch.process import EngineProcess, SignalRelay
+from sglang_bw.ledger.entry import Number
+from sglang_bw.ledger.failure import FailureClass, classify
 
 # The tool's package under its own name, and nothing else of the tool's environment on the import path.
 _START = """
@@ -114,6 +116,23 @@ class Result:
         """Return the quickest way at a size."""
         found = [row for row in self.latencies if row.rows == rows]
         return min(found, key=lambda row: row.microseconds, default=None)
+
+    def title(self) -> str:
+        """Return what was measured, in words."""
+        ways = len({row.backend for row in self.latencies})
+        job = self.job
+        return f"all-reduces of {job.gpus} ranks on {job.device}, hidden {job.hidden}; ways measured: {ways}"
+
+    def numbers(self) -> dict[str, Number]:
+        """Return the fastest way at each size; all of them are in the file."""
+        fastest = filter(None, map(self.fastest, self.job.rows))
+        return {f"{row.rows} rows by {row.backend}": Number(value=row.microseconds, unit="us") for row in fastest}
+
+    def failure(self, error: BwError) -> FailureClass:
+        """Return why it failed."""
+        known = {"hung": FailureClass.HANG, "wrong": FailureClass.NUMERICS}
+        kinds = (known[row.kind] for row in self.failures if row.kind in known)
+        return next(kinds, classify(error.message, phase="ready"))
 
     def error(self) -> AllReduceError | ProbeError | None:
         """Return what a user must know of: ways that are dangerous, or nothing that works."""

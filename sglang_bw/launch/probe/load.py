@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 
 from sglang_bw.errors import ProbeError
+from sglang_bw.launch import secret
 
 _SHORT_ROUNDS = 8
 _TIMEOUT_S = 600.0
@@ -55,7 +56,7 @@ class Client:
         self.http = httpx.Client(
             base_url=url.rstrip("/"), headers=headers, timeout=_TIMEOUT_S, verify=False, trust_env=False
         )
-        self.url = url
+        self.url = secret.without_userinfo(url)  # to be shown; the client has the whole
 
     def served(self) -> Served:
         """Ask what it is.

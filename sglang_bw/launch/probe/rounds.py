@@ -11,8 +11,10 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from sglang_bw.errors import RoundFitError
+from sglang_bw.errors import BwError, RoundFitError
 from sglang_bw.host.fingerprint import Fingerprint
+from sglang_bw.ledger.entry import Number
+from sglang_bw.ledger.failure import FailureClass, classify
 
 # Off the line by more than this, a point says something else than the cost of a round.
 TOLERANCE = 0.05
@@ -125,6 +127,26 @@ class Result:
             "rounds": [self._row(line) for line in self.lines()],
             "table": [[steps, batch, seconds] for (steps, batch), seconds in sorted(self.table().items())],
         }
+
+    def title(self) -> str:
+        """Return what was measured, in words."""
+        batches = sorted({*self.plain, *(batch for _, batch in self.rounds)})
+        steps = ", ".join(map(str, sorted({steps for steps, _ in self.rounds}))) or "no"
+        return f"rounds of {steps} steps at batch {', '.join(map(str, batches)) or 'none'}"
+
+    def numbers(self) -> dict[str, Number]:
+        """Return the times, and R where a plain step was measured beside a round."""
+        found = {f"step at {batch}": Number(value=one.seconds, unit="s") for batch, one in sorted(self.plain.items())}
+        for line in self.lines():
+            at = f"of {line.steps} at {line.batch}"
+            found[f"round {at}"] = Number(value=line.seconds, unit="s")
+            if (ratio := self.ratio(line)) is not None:
+                found[f"R {at}"] = Number(value=ratio)
+        return found
+
+    def failure(self, error: BwError) -> FailureClass:
+        """Return why it failed."""
+        return classify(error.message)
 
     def table(self) -> dict[tuple[int, int], float]:
         """Return seconds by (draft steps, batch): what a policy's start-up table holds.
