@@ -80,7 +80,7 @@ def ab(options: argparse.Namespace, recipe: Path, seconds: float) -> dict[str, A
     load = ["--concurrency", "1,8", "--within", "2%", "--budget", f"{budget:.0f}s", "--ignore-eos"]
     record = options.out / "ab.jsonl"
     record.unlink(missing_ok=True)
-    arms = [str(recipe), "--no-spec", "--side-by-side", "--record", str(record), "--json"]
+    arms = [str(recipe), "--no-spec", "--side-by-side", "--force", "--record", str(record), "--json"]
     done = run(options, "ab", *arms, *common(options), *load, "--", f"--{name}", str(larger[0]))
     found = {"code": 0 if done.returncode == INVALID else done.returncode, "valid": done.returncode == 0}
     if done.returncode in (0, INVALID):
