@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from tests.conftest import CHECKOUT
+from tests.launch.serving import alive
 
 _SCRIPT = """
 import os, sys, time
@@ -35,6 +36,6 @@ def test_no_server_outlives_the_script(tmp_path: Path, number: signal.Signals) -
         script.send_signal(number)
         script.wait(10)
     deadline = time.monotonic() + 10
-    while server.is_running() and server.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
+    while alive(server.pid) and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
+    assert not alive(server.pid)

@@ -14,7 +14,7 @@ from sglang_bw.launch import hub
 from sglang_bw.launch.hub import Wanted
 from tests.launch import fake_hub
 from tests.launch.fake_hub import COMMIT, Hub
-from tests.launch.serving import Serve, free_port, until
+from tests.launch.serving import Serve, alive, free_port, until
 
 MODEL = ("--model-path", "org/model", "--draft", "org/draft", "--no-warmup")
 
@@ -131,8 +131,15 @@ def children(serve: Serve) -> list[psutil.Process]:
     return [
         child
         for child in psutil.Process(serve.process.pid).children(recursive=True)
-        if "sglang_bw.launch.fetch" in child.cmdline()
+        if "sglang_bw.launch.fetch" in _command(child)
     ]
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:  # it has ended meanwhile
+        return []
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
@@ -149,7 +156,7 @@ def test_an_interrupt_ends_the_download_and_keeps_what_has_come(
     assert downloads
     serve.send(number)
     assert serve.wait() == code
-    until(lambda: not any(child.is_running() and child.status() != "zombie" for child in downloads), 5)
+    until(lambda: not any(alive(child.pid) for child in downloads), what="the downloads end")
     served.slow = 0
     served.requests.clear()
     serve.start(*MODEL)

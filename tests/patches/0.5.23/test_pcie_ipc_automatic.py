@@ -107,7 +107,14 @@ def test_the_children_end_with_a_killed_parent() -> None:
     finally:
         parent.kill()
         parent.wait()
-    poll(lambda: not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children))
+    poll(lambda: not any(map(runs, children)))
+
+
+def runs(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def poll(ask: Callable[[], Any]) -> Any:
