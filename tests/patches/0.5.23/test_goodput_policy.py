@@ -294,24 +294,30 @@ def test_a_prefill_in_a_probe_costs_two_of_its_gaps(prefill: int, late: int) -> 
     assert costs.seconds(3, 4) == pytest.approx(0.009)
 
 
+@pytest.mark.parametrize("stalls", [0.0, 0.05])
+@pytest.mark.parametrize("rate", [0.36, 0.6])
 @pytest.mark.parametrize("prefill_every", [4, 5, 6, 8, 20])
-def test_costs_are_learned_between_prefills(prefill_every: int) -> None:
-    """Under load somebody is always prefilled; with bw.4 nothing was ever learned then, and 11 % lost."""
+def test_costs_are_learned_between_prefills(prefill_every: int, rate: float, stalls: float) -> None:
+    """Under load somebody is always prefilled; with bw.4 nothing was ever learned then, and 11 % lost.
+
+    A stall is half of what is seen between two prefills then, and must move no estimate far.
+    """
     rounds, graphs = {0: 5.0, 1: 7.6, 3: 9.2}, {0: 5.0, 1: 6.4, 3: 7.8}
     runs = [
         simulate(
             fixed(rounds),
-            lambda _: [0.36],
+            lambda _: [rate],
             batches=(16,),
             table=0.0,
             start_up=graphs,
             seed=seed,
             tokens=12000,
             prefill_every=prefill_every,
+            stalls=stalls,
         )
         for seed in range(2)
     ]
-    assert sum(run[0] for run in runs) / 2 <= 0.03
+    assert max(run[0] for run in runs) <= 0.03
 
 
 @pytest.mark.parametrize(
