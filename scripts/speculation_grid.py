@@ -77,11 +77,12 @@ def main() -> int:
             record["points"][f"{length}x{batch}"] = measure(length, batch)
             options.out.write_text(json.dumps(record, indent=1) + "\n")
     finally:
+        ended = {name for name, server in grid.servers.items() if server.process.poll() is not None}
         for server in grid.servers.values():
             server.process.terminate()
         for server in grid.servers.values():
             server.stop()
-        record["servers"] = {name: told(server) for name, server in grid.servers.items()}
+        record["servers"] = {name: told(server, died=name in ended) for name, server in grid.servers.items()}
         options.out.write_text(json.dumps(record, indent=1) + "\n")
     report(record)
     return 0 if in_time else 1
@@ -226,13 +227,13 @@ class Grid:
         return result
 
 
-def told(server: Server) -> Record:
-    """Return what a server said about its start and its policy."""
+def told(server: Server, *, died: bool) -> Record:
+    """Return what a server said about its start and its policy, and its last words where it ended by itself."""
     words = ("Goodput policy", "Timed ", "Built adaptive", "Adaptive spec params")
     log = server.log.read_text(errors="replace").splitlines()
     lines = [line for line in log if any(word in line for word in words)]
     found = server.told() | {"policy": [line[:300] for line in lines[:60]], "policy_lines": len(lines)}
-    return found if server.ready_s else found | {"end_of_log": log[-40:]}
+    return found | {"end_of_log": log[-40:]} if died or not server.ready_s else found
 
 
 def report(record: Record) -> None:

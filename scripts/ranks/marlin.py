@@ -1,6 +1,6 @@
 """The kernels of INT4 experts, compiled before a server asks for them.
 
-    python scripts/ranks/marlin.py ENGINE LOGS
+    cd scripts; python -m ranks.marlin ENGINE LOGS
 
 A layer multiplies twice, each time by another variant of Marlin's MoE kernel. A server compiles one after the other on
 one core, some five minutes each on a fast one; here both are compiled at once. What is compiled lies in the engine's
@@ -13,9 +13,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from record.servers import spawn
 

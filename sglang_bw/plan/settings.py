@@ -10,6 +10,7 @@ from typing import Any, Literal
 from sglang_bw.errors import CheckpointError
 from sglang_bw.plan.releases import Release
 from sglang_bw.plan.shapes import Parallel
+from sglang_bw.recipes import chain
 
 _EAGLE = {"EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "FROZEN_KV_MTP"}
 _OWN_CONFIG = {"DFLASH", "DSPARK"}
@@ -198,7 +199,7 @@ def choices(fields: Mapping[str, Any], steps: int) -> tuple[int, ...]:
     """Return what the goodput policy chooses from below ``steps`` when no configuration names anything else."""
     if not fields.get("speculative_adaptive") or fields.get("speculative_adaptive_policy") != "goodput":
         return ()
-    return tuple(sorted({0, steps, *(fewer for fewer in (1, 3, 5, 7) if fewer < steps)}))
+    return chain.candidates(steps)
 
 
 def decodes_on_flashinfer(fields: Mapping[str, Any]) -> bool:

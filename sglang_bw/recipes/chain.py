@@ -15,6 +15,11 @@ def draft_tokens(steps: int) -> int:
     return steps + 1
 
 
+def candidates(steps: int) -> tuple[int, ...]:
+    """Return the draft steps that the engine's goodput policy chooses from when no configuration names any."""
+    return tuple(sorted({0, steps, *(fewer for fewer in (1, 3, 5, 7) if fewer < steps)}))
+
+
 def follow(launch: Flags, changed: Flags) -> Flags:
     """Return the draft tokens that follow from a change of a chain's steps, or of a tree into a chain.
 

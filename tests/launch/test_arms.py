@@ -12,22 +12,10 @@ from pathlib import Path
 import pytest
 
 from sglang_bw.ledger.entry import Entry
-from sglang_bw.ledger.store import PATH_VARIABLE, Ledger
 from tests.launch.serving import free_port, write_model, write_tree
 
 REPEATED = "exactly this launch has failed on this host"
 Run = Callable[..., subprocess.CompletedProcess[str]]
-
-
-@pytest.fixture
-def entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[Entry]]:
-    monkeypatch.setenv(PATH_VARIABLE, str(tmp_path / "ledger.sqlite3"))
-
-    def read() -> list[Entry]:
-        with Ledger(tmp_path / "ledger.sqlite3") as ledger:
-            return ledger.select()
-
-    return read
 
 
 @pytest.fixture

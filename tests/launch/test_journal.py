@@ -10,21 +10,10 @@ from pathlib import Path
 import pytest
 
 from sglang_bw.ledger.entry import Entry
-from sglang_bw.ledger.store import PATH_VARIABLE, Ledger
+from sglang_bw.ledger.store import PATH_VARIABLE
 from tests.launch.serving import Serve
 
 REPEATED = "exactly this launch has failed on this host"
-
-
-@pytest.fixture
-def entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[Entry]]:
-    monkeypatch.setenv(PATH_VARIABLE, str(tmp_path / "ledger.sqlite3"))
-
-    def read() -> list[Entry]:
-        with Ledger(tmp_path / "ledger.sqlite3") as ledger:
-            return ledger.select()
-
-    return read
 
 
 def test_a_failure_is_recorded_and_announced_before_it_is_repeated(

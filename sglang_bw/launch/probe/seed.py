@@ -11,12 +11,10 @@ from pydantic import BaseModel, ValidationError
 
 from sglang_bw.host import probes
 from sglang_bw.launch.command import Command
-from sglang_bw.recipes import flags
+from sglang_bw.recipes import chain, flags
 from sglang_bw.recipes.flags import Flag
 
 CONFIG_FLAG = "speculative-adaptive-config"
-# The engine's own candidates below its number of steps.
-_CANDIDATES = (1, 3, 5, 7)
 
 
 class _Line(BaseModel):
@@ -77,5 +75,5 @@ def find(command: Command, host_key: str, recipe: str) -> Seed | None:
     rows = [list(row) for row in stored.table if row[0] <= int(steps)]
     if not stored.usable or not any(row[0] for row in rows):
         return None
-    candidates = sorted({0, int(steps), *(k for k in _CANDIDATES if k < int(steps))})
-    return Seed(place, stored.taken, {"1": {"candidate_steps": candidates}, "costs": rows})
+    candidate_steps = list(chain.candidates(int(steps)))
+    return Seed(place, stored.taken, {"1": {"candidate_steps": candidate_steps}, "costs": rows})

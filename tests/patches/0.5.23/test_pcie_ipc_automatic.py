@@ -25,6 +25,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.launch.serving import alive
 from tests.patches import pcie_ipc_stand_in
 
 SWITCH = "SGLANG_ENABLE_PCIE_IPC_ALLREDUCE"
@@ -107,14 +108,7 @@ def test_the_children_end_with_a_killed_parent() -> None:
     finally:
         parent.kill()
         parent.wait()
-    poll(lambda: not any(map(runs, children)))
-
-
-def runs(process: psutil.Process) -> bool:
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    poll(lambda: not any(alive(child.pid) for child in children))
 
 
 def poll(ask: Callable[[], Any]) -> Any:
