@@ -271,6 +271,30 @@ def test_real_weights_must_agree_but_for_ties() -> None:
     assert next(iter(pair.arms("cuda"))) == "plain"
 
 
+def test_rests_of_the_draft_are_told_apart(tmp_path: Path) -> None:
+    """First rounds after rounds of 0 steps by their number, a change of the batch apart; then the others."""
+    rounds = [
+        (3, 1, 2.0),
+        (3, 1, 3.0),
+        (0, 1, 0.0),
+        (0, 1, 0.0),
+        (3, 1, 1.0),
+        (3, 1, 2.0),
+        (3, 2, 0.5),
+        (0, 2, 0.0),
+        (3, 2, 1.5),
+    ]
+    file = tmp_path / "rounds"
+    file.write_text("".join(f"1.0,{steps},{batch},{mean},None\n" for steps, batch, mean in rounds))
+    assert pair.rested(file) == {
+        "rounds": 9,
+        "after_a_rest": 2.25,
+        "drafting": 3.5,
+        "by_rest": {1: [1, 2.5], 2: [1, 2.0]},
+    }
+    assert pair.STEPS.count(0) > 16 + pair.STEPS.count(3)
+
+
 def test_lines_of_records_that_are_not_whole() -> None:
     for part in (allreduce, faults, moe, pair, policy, tp2):
         assert part.line({}) == ""

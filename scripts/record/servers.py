@@ -127,8 +127,10 @@ def _words(value: Any) -> list[str]:
     return [str(word) for word in value] if isinstance(value, list) else [str(value)]
 
 
-def start_serve(name: str, options: list[str], engine_flags: list[str], scratch: Path) -> Server:
-    """Start `sglang-bw serve tiny`."""
+def start_serve(
+    name: str, options: list[str], engine_flags: list[str], scratch: Path, environ: dict[str, str] | None = None
+) -> Server:
+    """Start `sglang-bw serve tiny`, with ``environ`` over the environment."""
     port, log, events = free_port(), scratch / f"{name}.log", scratch / f"{name}.events"
     log.write_text("")
     command = [
@@ -136,7 +138,7 @@ def start_serve(name: str, options: list[str], engine_flags: list[str], scratch:
         *options,
         *("--", *engine_flags, "--decode-log-interval", "4"),
     ]
-    process = spawn(command, dict(os.environ), events, scratch / f"{name}.err")
+    process = spawn(command, dict(os.environ) | (environ or {}), events, scratch / f"{name}.err")
     return Server(name, process, port, log, time.monotonic(), events)
 
 

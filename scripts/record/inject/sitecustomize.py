@@ -2,13 +2,16 @@
 
 ``BW_CONTROL`` names a file of JSON: ``accept_length`` replaces SGLANG_SIMULATE_ACC_LEN while the server runs (-1: real
 acceptance; change it while the server is idle, or ranks follow at different rounds), ``steps`` overrules the goodput
-policy (-1: it decides), ``slow_rank`` sleeps ``slow_ms`` before each of its decode launches.
-``BW_ROUNDS`` names a file that gets a line a decode round: time, steps, batch, mean accepted drafts, launch gap.
+policy (-1: it decides; a list: one a decode launch, over and over), ``slow_rank`` sleeps ``slow_ms`` before each of its
+decode launches.
+``BW_ROUNDS`` names a file that gets a line a decode round of rank 0: time, steps, batch, mean accepted drafts, launch
+gap.
 ``BW_DECISIONS`` names a folder where each rank writes what it launched and what it learned, in its order.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -20,6 +23,7 @@ from typing import Any, TextIO
 
 POLL_S = 0.02
 _wanted: dict[str, Any] = {}
+_files: dict[Path, TextIO] = {}
 
 
 def _follow(path: Path) -> None:
@@ -66,21 +70,20 @@ def _same_on_every_rank(sample: Any) -> Any:
 
 def _hook(params: Any) -> None:
     decide, learn = params.get_steps_for_batch, params.on_round
-    # Open for the life of the process; a line at a time, for a reader while it runs.
-    out = Path(os.environ["BW_ROUNDS"]).open("w", buffering=1) if os.environ.get("BW_ROUNDS") else None  # noqa: SIM115
-    own: list[TextIO] = []
+    launches = itertools.count()
 
     def note(*words: object) -> None:
         if folder := os.environ.get("BW_DECISIONS"):
-            if not own:
-                own.append((Path(folder) / f"rank{_rank()}").open("w", buffering=1))
-            own[0].write(",".join(map(str, words)) + "\n")
+            _write(Path(folder) / f"rank{_rank()}", *words)
 
     def get_steps_for_batch(self: Any, batch: int) -> int:
         if batch and _wanted.get("slow_ms") and _wanted.get("slow_rank") == _rank():
             time.sleep(_wanted["slow_ms"] / 1e3)
         steps: int = decide(self, batch)
-        if (forced := _wanted.get("steps", -1)) >= 0:
+        forced = _wanted.get("steps", -1)
+        if isinstance(forced, list):
+            forced = forced[next(launches) % len(forced)] if batch else -1
+        if forced >= 0:
             steps = forced
         if batch:
             note("launch", batch, steps)
@@ -88,13 +91,19 @@ def _hook(params: Any) -> None:
 
     def on_round(self: Any, done: Any) -> Any:
         accepted = done.num_correct_drafts_per_req
-        if out:
+        if not _rank() and (path := os.environ.get("BW_ROUNDS")):
             mean = sum(accepted) / max(len(accepted), 1)
-            out.write(f"{time.time():.4f},{done.num_steps},{done.batch_size},{mean:.3f},{done.launch_gap_s}\n")
+            _write(Path(path), f"{time.time():.4f}", done.num_steps, done.batch_size, f"{mean:.3f}", done.launch_gap_s)
         note("round", done.batch_size, done.num_steps, zlib.crc32(bytes(accepted)))
         return learn(self, done)
 
     params.get_steps_for_batch, params.on_round = get_steps_for_batch, on_round
+
+
+def _write(path: Path, *words: object) -> None:
+    if path not in _files:  # open for the life of the process; a line at a time, for a reader while it runs
+        _files[path] = path.open("w", buffering=1)
+    _files[path].write(",".join(map(str, words)) + "\n")
 
 
 def _rank() -> int:
