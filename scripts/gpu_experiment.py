@@ -22,6 +22,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,10 @@ def main() -> int:
         left = options.limit - (time.monotonic() - began)
         summary[name] = parts[name](options, recipe, left / (len(options.parts) - number))
         (options.out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
-    run(options, "ledger", "report", "-o", str(options.out / "report.html"))
+    if find_spec("vl_convert"):
+        run(options, "ledger", "report", "-o", str(options.out / "report.html"))
+    else:
+        console.print("no report: vl-convert-python is not installed here; render it where it is, from ledger.sqlite3")
     return max(summary[name]["code"] for name in options.parts)
 
 

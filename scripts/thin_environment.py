@@ -44,7 +44,7 @@ LEVEL, WINDOW_LOG, PART = 9, 27, 61_000_000
 # Not loaded by a server with Triton attention, or only where a flag asks for it.
 WITHOUT = (
     r"flashinfer-.*|flash-attn-4|tilelang|z3-solver|quack-kernels|humming-kernels|sgl-deep-.*|torchcodec|datasets|pyarrow"
-    r"|modelscope.*|py-spy|llvmlite|numba|nvidia-cutlass-dsl-libs-cu12|nvidia-mathdx|nccl-extensions|nvshmem4py-cu13|cuda-toolkit"
+    r"|modelscope.*|llvmlite|numba|nvidia-cutlass-dsl-libs-cu12|nvidia-mathdx|nccl-extensions|nvshmem4py-cu13|cuda-toolkit"
     r"|vl-convert-python|nvidia-(cublas|cu(da|dnn-cu|fft|file|rand|solver|sparse).*|nvjitlink|nvshmem-.*|nvtx|nvvm)"
 )
 # In every package; for building and testing only.

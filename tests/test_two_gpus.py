@@ -197,7 +197,9 @@ put(accept_length=2.5, steps=1, slow_ms=50, slow_rank=0)
 begin = time.perf_counter(); steps = params.get_steps_for_batch(4); slow = time.perf_counter() - begin
 done = types.SimpleNamespace(num_correct_drafts_per_req=[1, 2], num_steps=1, batch_size=2, launch_gap_s=None)
 params.on_round(done)
-print(json.dumps({"drawn": drawn, "fast": fast, "slow": slow, "steps": steps}))
+put(accept_length=3.5, steps=[0, 0, 3], slow_ms=0, slow_rank=0)
+pattern = [params.get_steps_for_batch(batch) for batch in (4, 0, 4, 4, 4)]
+print(json.dumps({"pattern": pattern, "drawn": drawn, "fast": fast, "slow": slow, "steps": steps}))
 """
 
 
@@ -221,6 +223,7 @@ def test_what_is_injected_draws_alike_sleeps_and_writes_decisions(tmp_path: Path
         assert lines[2].startswith("round,2,1,")
     assert found[0]["drawn"] == found[1]["drawn"]  # whatever else drew from the engine's numbers
     assert len(set(found[0]["drawn"])) > 5
+    assert all(one["pattern"] == [0, 3, 0, 3, 0] for one in found)  # without a request nothing is launched
     assert all(one["slow"] >= 0.05 > one["fast"] and one["steps"] == 1 for one in found)
 
 
@@ -244,6 +247,30 @@ def test_a_first_difference_is_a_tie_or_a_loss() -> None:
     lost = greedy.compare(known, [_answer([5]), _answer([6]), _answer([7])], 1024)
     assert (lost["ties"], lost["apart"], lost["lossless"]) == (0, 2, False)
     assert lost["first_differences"][1]["ulp"] is None  # not even among the best
+    wide = greedy.compare(known, [_answer([5]), _answer([6]), _answer([7])], 1024, near=16)
+    assert (wide["ties"], wide["apart"], wide["farthest_ulp"]) == (1, 1, 16.0)
+
+
+def test_experts_may_round_as_much_as_without_a_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What several requests at once change in the plain server's answers is the least that a draft may change."""
+    scores = [[(-2.0, 5, None), (-2.0 - 3 * 2**-5, 6, None), (-2.0 - 4 * 2**-5, 7, None)]]
+    plain, draft = (moe.Arm(name, "patched", "int4", draft=name == "draft") for name in ("plain", "draft"))
+    bench = Bench(argparse.Namespace(prompts=1, answer=1), tmp_path)
+    bench.servers = {"plain": "plain", "draft": "draft"}  # type: ignore[dict-item]
+    said = {"plain": [6], "draft": [6]}
+    monkeypatch.setattr(greedy, "reference", lambda *_: [_answer([5], scores)])
+    monkeypatch.setattr(greedy, "ask", lambda server, *_: [_answer(said[server])])
+    known: moe.Known = {}
+    assert moe._answers(bench, draft, known)["reason"]
+    assert moe._answers(bench, plain, known)["lossless"]
+    assert moe._answers(bench, draft, known)["lossless"]
+    said["draft"] = [7]
+    assert not moe._answers(bench, draft, known)["lossless"]
+    said["plain"] = [5]
+    assert moe._answers(bench, plain, known)["lossless"]
+    said["draft"] = [6]
+    assert not moe._answers(bench, draft, known)["lossless"]
+    assert moe.environment(bench, draft)["SGLANG_SIMULATE_ACC_LEN"] == "-1"  # or nothing of this would be verified
 
 
 def test_a_ratio_needs_a_narrow_interval() -> None:
@@ -267,7 +294,7 @@ def test_a_sum_is_right_when_every_rank_has_it() -> None:
 def test_real_weights_must_agree_but_for_ties() -> None:
     assert pair.lossless({"first_differences": []})
     assert pair.lossless({"first_differences": [{"engine_ulp": -1.0, "fp32_ulp": 5.0}]})
-    assert not pair.lossless({"first_differences": [{"fp32_ulp": 1.0}, {"engine_ulp": 2.0, "fp32_ulp": 0.0}]})
+    assert not pair.lossless({"first_differences": [{"fp32_ulp": 1.0}, {"engine_ulp": 3.0, "fp32_ulp": 0.0}]})
     assert next(iter(pair.arms("cuda"))) == "plain"
 
 

@@ -11,7 +11,10 @@ from typing import Any
 from record.servers import Answer, Record, Server, accept_length
 
 NEAR_ULP = 2.0
-"""A first difference counts as a tie where the two tokens' logits are closer, in units of bf16's last place."""
+"""A first difference counts as a tie where the two tokens' logits are no farther apart, in units of bf16's last place.
+
+Where kernels round differently each of the two may be off by a unit.
+"""
 _TOP = 8
 _SHOWN = 12
 
@@ -52,22 +55,23 @@ def _one(server: Server, prompts: Prompts, ids: list[int], **more: Any) -> Answe
     return answer
 
 
-def compare(known: list[Answer], found: list[Answer], vocabulary: int) -> Record:
+def compare(known: list[Answer], found: list[Answer], vocabulary: int, near: float = NEAR_ULP) -> Record:
     """Return how many answers are the same, and how close the two tokens were where the others first differ.
 
-    Lossless: every first difference is a tie of the reference's own bf16 logits.
+    Lossless: every first difference is a tie of the reference's own bf16 logits, ``near`` units apart at most.
     """
     first = []
     for number, (one, two) in enumerate(zip(known, found, strict=True)):
         if one["output_ids"] != two["output_ids"]:
             first.append({"prompt": number, **_gap(one, two["output_ids"], vocabulary)})
-    apart = [row for row in first if row["ulp"] is None or row["ulp"] >= NEAR_ULP]
+    apart = [row for row in first if row["ulp"] is None or row["ulp"] > near]
     return {
         "prompts": len(known),
         "same": len(known) - len(first),
         "ties": len(first) - len(apart),
         "apart": len(apart),
         "lossless": not apart,
+        "farthest_ulp": max((row["ulp"] for row in first if row["ulp"] is not None), default=0.0),
         "accept_length": round(accept_length(found), 3),
         "first_differences": first[:_SHOWN],
     }

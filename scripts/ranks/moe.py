@@ -6,6 +6,7 @@ Beside it a tiny GLM-4.x, since stock moves the experts of Kimi-K2.5, but not of
 from __future__ import annotations
 
 import importlib.util
+import math
 import re
 import subprocess
 import sys
@@ -36,8 +37,11 @@ ENVIRON = {"deepep": {"NVSHMEM_REMOTE_TRANSPORT": "none"}}
 # The first INT4 server on a machine compiles two variants of Marlin's MoE kernel; each takes a core for minutes.
 COMPILING_S = 480.0
 ANSWER_S = 60.0
-Known = dict[tuple[str, str], list[Answer]]
-"""Greedy answers of the plain servers, by model and backend."""
+Known = dict[tuple[str, str], tuple[list[Answer], float]]
+"""By model and backend: the plain server's greedy answers, one at a time, and how far several at once part from them.
+
+That is what rounding does there, in units of bf16's last place: of others no less can be asked.
+"""
 SPECULATIVE: Record = {"speculative-algorithm": "EAGLE3", **CHAIN}
 REBALANCED = re.compile(r"TP0\b.*rebalance end")
 
@@ -71,10 +75,8 @@ def run(bench: Bench) -> None:
         bench.compiling = marlin.compile_variants(options.patched, bench.scratch)
     chosen = [arm for arm in found if arm.model in models and (not arm.draft or (options.only or "") in arm.name)]
     for arm in chosen:
-        # The processor's code is copied there; servers that start beside each other would find half of it.
-        environ = {"HF_MODULES_CACHE": str(bench.scratch / "modules" / arm.name.replace(" ", "-"))}
-        environ |= ENVIRON.get(arm.backend, {})
-        server = bench.start(arm.name, getattr(options, arm.tree), flags(bench, arm, models[arm.model], draft), environ)
+        own = flags(bench, arm, models[arm.model], draft)
+        server = bench.start(arm.name, getattr(options, arm.tree), own, environment(bench, arm))
         server.answer_s = ANSWER_S
     record["arms"] = {}
     known: Known = {}
@@ -118,7 +120,8 @@ def flags(bench: Bench, arm: Arm, model: Path, draft: Path) -> Record:
         "model-path": str(model), "trust-remote-code": None, "skip-tokenizer-init": None, "dtype": "bfloat16",
         "device": options.device, "tp-size": options.tp, "ep-size": options.tp, "max-total-tokens": 8192,
         "max-running-requests": 8, "mem-fraction-static": 0.8, "random-seed": 1, "chunked-prefill-size": 1024,
-        "sleep-on-idle": None,
+        # A rank that waits in vain for another one shows where, with py-spy; by default only after five minutes.
+        "sleep-on-idle": None, "watchdog-timeout": 90,
     }  # fmt: skip
     if options.device == "cuda":
         # FlashInfer's fused all-reduce would use multicast; graphs of other sizes are not asked for here.
@@ -128,6 +131,13 @@ def flags(bench: Bench, arm: Arm, model: Path, draft: Path) -> Record:
         }  # fmt: skip
     drafting = SPECULATIVE | {"speculative-draft-model-path": str(draft)} if arm.draft else {}
     return common | drafting | arm.flags
+
+
+def environment(bench: Bench, arm: Arm) -> dict[str, str]:
+    """Return what a server's environment has more: its drafts are really verified."""
+    # The processor's code is copied there; servers that start beside each other would find half of it.
+    modules = bench.scratch / "modules" / arm.name.replace(" ", "-")
+    return {"SGLANG_SIMULATE_ACC_LEN": "-1", "HF_MODULES_CACHE": str(modules)} | ENVIRON.get(arm.backend, {})
 
 
 def _next(bench: Bench, pending: list[Arm], until: float) -> Arm | None:
@@ -162,12 +172,14 @@ def _answers(bench: Bench, arm: Arm, known: Known) -> Record:
     """Ask the same twice, a rebalance comes between, and compare with the server without speculation."""
     options, server = bench.options, bench.servers[arm.name]
     prompts = greedy.Prompts(options.prompts, options.answer, kimi.TEXT["vocab_size"])
-    if not arm.draft:
-        known[arm.model, arm.backend] = greedy.reference(server, prompts)
+    alone = [] if arm.draft else greedy.reference(server, prompts)
     found = [greedy.ask(server, prompts, 4) for _ in range(2)]
-    if (arm.model, arm.backend) not in known:
+    if arm.draft and (arm.model, arm.backend) not in known:
         return {"state": "served", "reason": "there are no answers of a plain server to compare with"}
-    first, again = (greedy.compare(known[arm.model, arm.backend], answers, prompts.vocabulary) for answers in found)
+    answers, near = known[arm.model, arm.backend] if arm.draft else (alone, math.inf)
+    first, again = (greedy.compare(answers, both, prompts.vocabulary, max(near, greedy.NEAR_ULP)) for both in found)
+    if not arm.draft:
+        known[arm.model, arm.backend] = alone, max(first["farthest_ulp"], again["farthest_ulp"])
     lossless = first["lossless"] and again["lossless"]
     return {"state": "served", "first": first, "again": again, "lossless": lossless}
 

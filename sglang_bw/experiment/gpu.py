@@ -6,9 +6,8 @@ import statistics
 import threading
 from typing import Any
 
+from sglang_bw.experiment import looks
 from sglang_bw.ledger.record import GpuUse
-
-EVERY_S = 0.5
 
 
 class GpuSampler:
@@ -59,7 +58,9 @@ class GpuSampler:
         return GpuUse(clock_mhz=clock, power_w=power, pcie_rx_mb_s=receive, pcie_tx_mb_s=send)
 
     def _run(self) -> None:
-        while not self._over.wait(EVERY_S):
+        for pause in looks.pauses():
+            if self._over.wait(pause):
+                return
             try:
                 self._samples.append([self._sample(board) for board in self._boards])
             except self._nvml.NVMLError:  # a counter that this board does not have

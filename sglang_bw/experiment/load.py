@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-from sglang_bw.experiment import client, served
+from sglang_bw.experiment import client, looks, served
 from sglang_bw.experiment.client import Sampling
 from sglang_bw.experiment.prompts import Prompt
 from sglang_bw.experiment.quantiles import Quantiles, quantiles
@@ -20,7 +20,6 @@ from sglang_bw.ledger.record import PolicyLook, RequestRow
 TICK_S = 0.01
 TOO_LATE_S = 0.001
 TOO_BUSY = 0.9
-_ASK_EVERY_S = 0.5
 
 Progress = Callable[[int], None]
 
@@ -97,8 +96,8 @@ async def _block(
 
         try:
             async with asyncio.TaskGroup() as group:
-                looks = [watch.ticks(), watch.loads(), *([watch.policy()] if adapts else [])]
-                watchers = [group.create_task(look) for look in looks]
+                beside = [watch.ticks(), watch.loads(), *([watch.policy()] if adapts else [])]
+                watchers = [group.create_task(look) for look in beside]
                 workers = [group.create_task(work()) for _ in range(concurrency)]
                 await asyncio.wait(workers, return_when=asyncio.FIRST_EXCEPTION)
                 for task in watchers:
@@ -136,19 +135,21 @@ class _Watch:
 
     async def loads(self) -> None:
         """Ask the engine for its load; one that does not know the question is asked once."""
-        while ranks := (await self._json("/v1/loads") or {}).get("loads"):
+        for pause in looks.pauses():
+            if not (ranks := (await self._json("/v1/loads") or {}).get("loads")):
+                return
             try:
                 self.kv_use += [float(rank["token_usage"]) for rank in ranks]
             except (ValueError, LookupError, TypeError):
                 return
-            await asyncio.sleep(_ASK_EVERY_S)
+            await asyncio.sleep(pause)
 
     async def policy(self) -> None:
         """Ask what the policy believes, until it stops to answer."""
         while info := await self._json(served.PATHS[0]):
             if look := served.look(info, time.perf_counter() - self.began):
                 self.looks.append(look)
-            await asyncio.sleep(_ASK_EVERY_S)
+            await asyncio.sleep(looks.EVERY_S)
 
     async def _json(self, path: str) -> dict[str, Any] | None:
         """Return the answer to a question that is no part of the measurement; ``None`` when there is none."""

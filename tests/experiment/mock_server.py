@@ -50,6 +50,7 @@ class Mock:
     def __init__(self, behaviour: Behaviour) -> None:
         self.be = behaviour
         self.requests = 0
+        self.running = 0
         self.flushed = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -71,7 +72,7 @@ class Mock:
             self.flushed += 1
             return self.reply(writer, "flushed")
         if path == "/v1/loads":
-            return self.reply(writer, {"loads": [{"token_usage": 0.25}]})
+            return self.reply(writer, {"loads": [{"token_usage": 0.25 if self.running else 0.0}]})
         if not path.startswith("/v1/c"):
             return self.reply(writer, {"requests": self.requests, "flushed": self.flushed})
         self.requests += 1
@@ -83,7 +84,11 @@ class Mock:
             return self.reply(writer, {"object": "error", "message": text, "code": 400}, 400)
         if fault == "never":
             await asyncio.sleep(600)
-        return await self.generate(body, writer, fault)
+        self.running += 1
+        try:
+            return await self.generate(body, writer, fault)
+        finally:
+            self.running -= 1
 
     async def generate(self, body: dict, writer: asyncio.StreamWriter, fault: str) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")

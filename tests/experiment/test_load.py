@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
 from sglang_bw.errors import PromptsError
 from sglang_bw.experiment import client, load
 from sglang_bw.experiment.client import Sampling, StreamFailedError
+from sglang_bw.experiment.gpu import GpuSampler
 from sglang_bw.experiment.prompts import Prompt
 from sglang_bw.experiment.stream import Arrivals, SseReader
 from tests.experiment.conftest import StartMock
@@ -58,7 +62,43 @@ def test_prompts_keep_their_order_and_their_number_at_a_time(mock: StartMock) ->
         for row in measured.rows
     ]
     assert max(open_at) <= 4
+
+
+def test_a_short_block_is_looked_at_while_it_runs(mock: StartMock) -> None:
+    """The pool is empty before the first request and after the last one."""
+    measured = load.run_block(mock(token_s=0.01), many(4), Sampling(max_tokens=20), 4)
+    assert measured.seconds < 0.5
     assert measured.kv_use == 0.25
+
+
+def test_gpus_are_sampled_in_a_short_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml())
+    with GpuSampler(local=True) as sampler:
+        time.sleep(0.3)
+    use = sampler.use()
+    assert use is not None
+    assert (use.clock_mhz, use.power_w) == ((1980.0, 1500.0), (300.0, 300.0))
+
+
+class Nvml(ModuleType):
+    """Two boards."""
+
+    NVMLError = RuntimeError
+    NVML_CLOCK_SM, NVML_PCIE_UTIL_RX_BYTES, NVML_PCIE_UTIL_TX_BYTES = 1, 2, 3
+
+    def __init__(self) -> None:
+        super().__init__("pynvml")
+
+    def __getattr__(self, name: str) -> Any:
+        told = {
+            "nvmlInit": lambda: None,
+            "nvmlDeviceGetCount": lambda: 2,
+            "nvmlDeviceGetHandleByIndex": lambda number: number,
+            "nvmlDeviceGetClockInfo": lambda board, _: 1980 if board == 0 else 1500,
+            "nvmlDeviceGetPowerUsage": lambda _: 300_000,
+            "nvmlDeviceGetPcieThroughput": lambda _board, _counter: 1000,
+        }
+        return told[name]
 
 
 @pytest.mark.parametrize(
