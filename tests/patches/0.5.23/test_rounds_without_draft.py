@@ -276,6 +276,64 @@ def test_plain_rounds_alone_give_the_same_tokens(
     assert {steps for steps, _ in pattern.rounds} == {0}
 
 
+def test_a_catch_up_without_proposals_ends_with_the_keys_and_values(
+    scheduler: Any, pattern: Pattern, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same ones as of a whole forward; what follows them in the model does not run."""
+    catch_up = scheduler.draft_worker._catch_up
+    run, kv_only = catch_up.run, catch_up.kv_only
+    pool, (layer,) = catch_up.runner.token_to_kv_pool, catch_up.runner.model.model.layers
+    followed: list[str] = []
+    hook = layer.mlp.register_forward_hook(lambda *_: followed.append("mlp"))
+    compared: list[int] = []
+
+    def both(batch: Any, propose: bool) -> None:
+        pending = catch_up.pending.clone()
+        followed.clear()
+        run(batch, propose)
+        if propose:
+            assert followed
+            return
+        assert not followed
+        stored = [pool.k_buffer[0].clone(), pool.v_buffer[0].clone()]
+        catch_up.pending.copy_(pending)
+        monkeypatch.setattr(catch_up, "kv_only", None)
+        run(batch, propose)
+        monkeypatch.setattr(catch_up, "kv_only", kv_only)
+        assert followed
+        for one, other in zip(stored, (pool.k_buffer[0], pool.v_buffer[0]), strict=True):
+            torch.testing.assert_close(one[1:], other[1:])  # slot 0 is nobody's
+        compared.append(len(pending))
+
+    monkeypatch.setattr(catch_up, "run", both)
+    try:
+        serve(scheduler, pattern, [0] * 40 + [3] * 2)
+    finally:
+        hook.remove()
+    assert len(compared) >= 2
+    assert pattern.resumed()
+
+
+@pytest.mark.parametrize("change", ["two layers", "scaled", "another pool", None])
+def test_drafts_whose_keys_and_values_need_more(change: str | None) -> None:
+    from sglang.srt.layers.radix_attention import RadixAttention
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MHATokenToKVPoolFP4
+    from sglang.srt.speculative.kv_only_forward import KVOnlyForward
+
+    layers = [RadixAttention(1, 8, 1.0, 1, layer_id=n) for n in range(2 if change == "two layers" else 1)]
+    if change == "scaled":
+        layers[0].k_scale = 2.0
+    pool = MHATokenToKVPoolFP4 if change == "another pool" else MHATokenToKVPool
+    model = torch.nn.ModuleList(layers)
+    runner = SimpleNamespace(model=model, token_to_kv_pool=object.__new__(pool), req_to_token_pool=None)
+    assert KVOnlyForward.serves(runner) is (change is None)
+    if change is None:
+        model.forward = lambda *_: None
+        batch = SimpleNamespace(input_ids=None, positions=None, moe_num_token_non_padded=None)
+        with pytest.raises(RuntimeError, match="did not run"):
+            KVOnlyForward(runner).run(batch)
+
+
 def test_a_draft_that_turns_useless_and_good_again(
     scheduler: Any, reference: tuple[list[list[int]], float], tmp_path: Path
 ) -> None:
