@@ -65,8 +65,9 @@ def run(
         print_json(head.model_dump(mode="json")) if as_json else print_plan(head)
         return
     if engine and asked:
+        said: set[str] = set()
         for arm in asked:
-            _check(engine, arm, head.host, allow_stock=options["allow_stock"], force=options["force"])
+            _check(engine, arm, head.host, said, allow_stock=options["allow_stock"], force=options["force"])
     if together is None:
         together = not any(plan.command and plan.command.device == "cuda" for plan in plans)
     path = (record or platformdirs.user_state_path("sglang-bw") / "runs" / f"{head.id}.jsonl").absolute()
@@ -123,13 +124,16 @@ def _check_usage(
         raise click.UsageError("say what to compare with: one of --vs RECIPE, --no-spec, --set KEY=VALUE.")
 
 
-def _check(engine: Engine, arm: Asked, host: Host, *, allow_stock: bool, force: bool) -> None:
-    """Refuse before the load what `serve` would refuse, and say what has failed here before."""
+def _check(engine: Engine, arm: Asked, host: Host, said: set[str], *, allow_stock: bool, force: bool) -> None:
+    """Refuse before the load what `serve` would refuse, and say what has failed here before.
+
+    :param said: warnings that the other arm had; both share most of them.
+    """
     recipe, command = arm.launch.recipe, arm.launch.command
     try:
         engine.check(recipe, allow_stock=allow_stock, force=force)
         weights.check_command(command)
-        refusals.check(arm.launch, force=force)
+        refusals.check(arm.launch, force=force, said=said)
         remote_code.demand(command, engine.environment())
     except BwError as error:
         error.message = f"arm {arm.plan.name} ({arm.plan.says}): {error.message}"

@@ -36,9 +36,10 @@ class Launch:
     seen: tuple[Hardware, Board] | None
 
 
-def check(launch: Launch, *, force: bool) -> Plan | None:
+def check(launch: Launch, *, force: bool, said: set[str] | None = None) -> Plan | None:
     """Refuse what will not run or not fit; warnings and what could not be planned are printed.
 
+    :param said: warnings that were printed for another launch, and are not printed again; gets those of this one.
     :return: the plan; ``None`` without GPUs, or when nothing is known of the model.
     :raises OtherEngineError: a flag comes with a patch that this engine does not have.
     :raises PlanRefusedError: a rule, or the engine when it was asked before, says that it will not run.
@@ -71,7 +72,7 @@ def check(launch: Launch, *, force: bool) -> Plan | None:
         _check_flags(launch, force=force)
         err.print(f"note: not planned: {error.message}", style="yellow", markup=False)
         return None
-    _tell(made)
+    _tell(made, set() if said is None else said)
     if refusal := made.error():
         if not force:
             refusal.hint = f"`sglang-bw plan {launch.recipe.id}` shows it all; --force goes on all the same."
@@ -105,12 +106,14 @@ def loses(made: Plan | None, recipe: Recipe) -> Cell | None:
     return cell if cell and cell.verdict is Verdict.LOSES else None
 
 
-def _tell(made: Plan) -> None:
+def _tell(made: Plan, said: set[str]) -> None:
     warnings = [f"{finding.rule}: {finding.reason}" for finding in made.findings if finding.severity == "warning"]
     warnings += [found.reason for found in made.translations if not found.breaks]
     warnings += list(made.misfits)
     if made.ledger.verdict == "tight":
         warnings += made.ledger.reasons
+    warnings = [text for text in warnings if text not in said]
+    said.update(warnings)
     for text in warnings[:_MANY]:
         err.print(f"warning: {text}", style="yellow", markup=False)
     if len(warnings) > _MANY:

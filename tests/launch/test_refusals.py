@@ -90,6 +90,14 @@ def test_warnings_are_told(tree: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "kimi-int4-fp8-kv" in told
 
 
+def test_two_arms_that_share_a_warning_have_it_told_once(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said: set[str] = set()
+    for flags in ((), ("--mem-fraction-static", "0.9")):
+        arm = launch("kimi-k2.5-int4-eagle3", gpus(), tree, "--kv-cache-dtype", "fp8_e4m3", *flags)
+        refusals.check(arm, force=False, said=said)
+    assert capsys.readouterr().err.count("kimi-int4-fp8-kv") == 1
+
+
 def test_a_model_nobody_knows_is_not_planned(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = Recipe.model_validate({"id": "mine", "target": "owner/unheard-of"})
     assert refusals.check(launch("mine", gpus(1), tree, recipe=recipe), force=False) is None
