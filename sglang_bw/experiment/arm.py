@@ -12,14 +12,15 @@ from typing import Any, Literal
 
 import httpx
 
-from sglang_bw.errors import ArmError, LoadError
+from sglang_bw.errors import ArmError, GpuSelectionError, LoadError
 from sglang_bw.experiment import served
 from sglang_bw.experiment.gpu import GpuSampler
 from sglang_bw.experiment.graphs import graph_share
 from sglang_bw.experiment.served import Info
+from sglang_bw.host import nvml
 from sglang_bw.launch import device as devices
 from sglang_bw.launch import port as ports
-from sglang_bw.launch import secret
+from sglang_bw.launch import preflight, secret
 from sglang_bw.launch import server as servers
 from sglang_bw.launch.command import Command
 from sglang_bw.launch.engine import Engine
@@ -63,6 +64,7 @@ class Arm:
 
     :ivar record: what it turned out to be.
     :ivar adapts: its policy says what it believes, so it is asked from time to time.
+    :ivar gpus: UUIDs of those that it has; ``None`` when nobody knows.
     """
 
     def __init__(self, plan: ArmPlan, engine: Engine | None, server: Server | None = None) -> None:
@@ -76,6 +78,7 @@ class Arm:
         info = _info(plan)
         self.record = _identify(plan, engine, info)
         self.adapts = served.look(info, 0.0) is not None
+        self.gpus = _gpus(plan.command, environment(plan.command, engine)) if plan.command and engine else None
 
     @property
     def url(self) -> str:
@@ -102,7 +105,7 @@ class Arm:
         log = self.server.process.log if self.server else None
         begin = log.stat().st_size if log else 0
         found = Observation()
-        with GpuSampler(local=is_local(self.url)) as sampler:
+        with GpuSampler(self.gpus, local=is_local(self.url)) as sampler:
             yield found
         found.gpu = sampler.use()
         found.graph_share = graph_share(log, begin) if log else None
@@ -156,6 +159,16 @@ def start(plan: ArmPlan, engine: Engine, log: Path, timeout_s: float, on_start: 
 def environment(command: Command, engine: Engine) -> dict[str, str]:
     """Return the environment that an engine gets: the user's own, and what the launch sets."""
     return devices.environment(command.device, {**engine.environment(), **command.env})
+
+
+def _gpus(command: Command, environ: Mapping[str, str]) -> list[str] | None:
+    if command.device == "cpu":
+        return []
+    try:
+        boards = preflight.used(command, nvml.read(nvml.load()), environ)
+    except GpuSelectionError:
+        return None
+    return [board.uuid for board in boards] or None
 
 
 def difference(a: ArmRecord, b: ArmRecord) -> dict[str, tuple[Any, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 from sglang_bw.experiment import looks
@@ -13,9 +14,10 @@ from sglang_bw.ledger.record import GpuUse
 class GpuSampler:
     """Samples in a thread between enter and exit; where there is no NVML, it does nothing."""
 
-    def __init__(self, *, local: bool) -> None:
+    def __init__(self, uuids: Sequence[str] | None = None, *, local: bool) -> None:
         """Look for NVML.
 
+        :param uuids: of the GPUs that the measured server has; ``None`` when nobody knows: then all of them are read.
         :param local: false when the measured server runs elsewhere: this machine's GPUs say nothing then.
         """
         self._nvml: Any = None
@@ -24,14 +26,17 @@ class GpuSampler:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         if local:
-            self._open()
+            self._open(uuids)
 
-    def _open(self) -> None:
+    def _open(self, uuids: Sequence[str] | None) -> None:
         try:
             import pynvml
 
             pynvml.nvmlInit()
-            self._boards = [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
+            if uuids is None:
+                self._boards = [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
+            else:
+                self._boards = [pynvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
             self._nvml = pynvml
         except Exception:
             self._boards = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,12 +13,16 @@ from typing import Any
 import pytest
 
 from sglang_bw.errors import PromptsError
-from sglang_bw.experiment import client, load
+from sglang_bw.experiment import arm, client, load
 from sglang_bw.experiment.client import Sampling, StreamFailedError
 from sglang_bw.experiment.gpu import GpuSampler
 from sglang_bw.experiment.prompts import Prompt
 from sglang_bw.experiment.stream import Arrivals, SseReader
+from sglang_bw.host import nvml
+from sglang_bw.launch.command import Command
+from sglang_bw.recipes import flags
 from tests.experiment.conftest import StartMock
+from tests.host.fake_host import Host
 
 CHAT = Prompt("chat", messages=({"role": "user", "content": "Hello"},))
 TEXT = Prompt("text", text="Once upon")
@@ -80,6 +85,29 @@ def test_gpus_are_sampled_in_a_short_block(monkeypatch: pytest.MonkeyPatch) -> N
     assert (use.clock_mhz, use.power_w) == ((1980.0, 1500.0), (300.0, 300.0))
 
 
+def test_only_an_arms_own_gpus_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those beside it idle, or do something else."""
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml())
+    with GpuSampler(["GPU-1"], local=True) as sampler:
+        time.sleep(0.1)
+    use = sampler.use()
+    assert use is not None
+    assert use.clock_mhz == (1500.0,)
+    with GpuSampler([], local=True) as sampler:
+        time.sleep(0.1)
+    assert sampler.use() is None
+
+
+def test_an_arms_own_gpus_follow_from_its_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arm.nvml, "load", lambda: Host().nvml())
+    two = Command(flags.parse(("--model-path", "org/model", "--tp-size", "2")), {}, "cuda")
+    every = [gpu.uuid for gpu in nvml.read(Host().nvml()).boards]
+    assert arm._gpus(two, {}) == every[:2]
+    assert arm._gpus(two, {"CUDA_VISIBLE_DEVICES": "3,1"}) == [every[3], every[1]]
+    assert arm._gpus(two, {"CUDA_VISIBLE_DEVICES": "9"}) is None
+    assert arm._gpus(replace(two, device="cpu"), {}) == []
+
+
 class Nvml(ModuleType):
     """Two boards."""
 
@@ -94,6 +122,7 @@ class Nvml(ModuleType):
             "nvmlInit": lambda: None,
             "nvmlDeviceGetCount": lambda: 2,
             "nvmlDeviceGetHandleByIndex": lambda number: number,
+            "nvmlDeviceGetHandleByUUID": lambda uuid: int(uuid.removeprefix("GPU-")),
             "nvmlDeviceGetClockInfo": lambda board, _: 1980 if board == 0 else 1500,
             "nvmlDeviceGetPowerUsage": lambda _: 300_000,
             "nvmlDeviceGetPcieThroughput": lambda _board, _counter: 1000,

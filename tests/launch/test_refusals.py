@@ -92,8 +92,8 @@ def test_warnings_are_told(tree: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 def test_two_arms_that_share_a_warning_have_it_told_once(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said: set[str] = set()
-    for flags in ((), ("--mem-fraction-static", "0.9")):
-        arm = launch("kimi-k2.5-int4-eagle3", gpus(), tree, "--kv-cache-dtype", "fp8_e4m3", *flags)
+    for more in ((), ("--mem-fraction-static", "0.9")):
+        arm = launch("kimi-k2.5-int4-eagle3", gpus(), tree, "--kv-cache-dtype", "fp8_e4m3", *more)
         refusals.check(arm, force=False, said=said)
     assert capsys.readouterr().err.count("kimi-int4-fp8-kv") == 1
 
