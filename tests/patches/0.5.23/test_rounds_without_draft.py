@@ -314,24 +314,27 @@ def test_a_catch_up_without_proposals_ends_with_the_keys_and_values(
     assert pattern.resumed()
 
 
-@pytest.mark.parametrize("change", ["two layers", "scaled", "another pool", None])
-def test_drafts_whose_keys_and_values_need_more(change: str | None) -> None:
+@pytest.mark.parametrize("change", ["two layers", "scaled", "another pool", "shared contexts", "offloaded", None])
+def test_drafts_whose_keys_and_values_need_more(monkeypatch: pytest.MonkeyPatch, change: str | None) -> None:
     from sglang.srt.layers.radix_attention import RadixAttention
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MHATokenToKVPoolFP4
-    from sglang.srt.speculative.kv_only_forward import KVOnlyForward
+    from sglang.srt.speculative import kv_only_forward as module
 
+    ranks, offload = 2 if change == "shared contexts" else 1, 8.0 if change == "offloaded" else 0.0
+    monkeypatch.setattr(module, "get_parallel", lambda: SimpleNamespace(attn_dcp_size=ranks))
+    monkeypatch.setattr(module, "get_exec", lambda: SimpleNamespace(offload=SimpleNamespace(cpu_offload_gb=offload)))
     layers = [RadixAttention(1, 8, 1.0, 1, layer_id=n) for n in range(2 if change == "two layers" else 1)]
     if change == "scaled":
         layers[0].k_scale = 2.0
     pool = MHATokenToKVPoolFP4 if change == "another pool" else MHATokenToKVPool
     model = torch.nn.ModuleList(layers)
     runner = SimpleNamespace(model=model, token_to_kv_pool=object.__new__(pool), req_to_token_pool=None)
-    assert KVOnlyForward.serves(runner) is (change is None)
+    assert module.KVOnlyForward.serves(runner) is (change is None)
     if change is None:
         model.forward = lambda *_: None
         batch = SimpleNamespace(input_ids=None, positions=None, moe_num_token_non_padded=None)
         with pytest.raises(RuntimeError, match="did not run"):
-            KVOnlyForward(runner).run(batch)
+            module.KVOnlyForward(runner).run(batch)
 
 
 def test_a_draft_that_turns_useless_and_good_again(
