@@ -116,6 +116,11 @@ def _patches() -> list[PatchRecord]:
     return [PatchRecord.of(read_patch(path)) for path in Series.load(PATCHES, "0.5.23").files]
 
 
+def _hang_up_ends() -> None:
+    """Under nohup it is ignored, by everything that is started there."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 @dataclass
 class Serve:
     """One ``sglang-bw serve`` in a process of its own."""
@@ -148,6 +153,7 @@ class Serve:
             stdout=self.out_file.open("w"),
             env=environ,
             text=True,
+            preexec_fn=_hang_up_ends,
             **{"stderr": self.err_file.open("w"), **popen},  # type: ignore[call-overload]
         )
         return self
