@@ -153,8 +153,7 @@ class Serve:
             stdout=self.out_file.open("w"),
             env=environ,
             text=True,
-            preexec_fn=_hang_up_ends,
-            **{"stderr": self.err_file.open("w"), **popen},  # type: ignore[call-overload]
+            **{"stderr": self.err_file.open("w"), "preexec_fn": _hang_up_ends, **popen},  # type: ignore[call-overload]
         )
         return self
 
