@@ -11,7 +11,8 @@ that fails or hangs is recorded with its reason, ended, and the next goes on. NV
 - faults: an in-place all-reduce by torch symmetric memory, on two real ranks, by 0.5.9 and 0.5.23, stock and patched.
 - moe: expert parallelism of a tiny Kimi-K2.5 in bf16 and INT4 and of a tiny GLM-4.x, with EPLB and an
   EAGLE-3 draft.
-- pair: the bundled pair, whose weights are real: greedy tokens of chain and tree against no speculation.
+- pair: the bundled pair, whose weights are real: greedy tokens of chain and tree against no speculation, and the draft
+  after rounds without drafting.
 - tp2: patched against stock, greedy tokens and tokens per second.
 - policy: the goodput policy's grid, and the ranks' decisions compared, also with one rank slowed.
 """
