@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sglang_bw.experiment import looks
+from sglang_bw.host import nvml
 from sglang_bw.ledger.record import GpuUse
 
 
@@ -29,16 +30,17 @@ class GpuSampler:
             self._open(uuids)
 
     def _open(self, uuids: Sequence[str] | None) -> None:
+        library = nvml.load()
+        if library is None:
+            return
         try:
-            import pynvml
-
-            pynvml.nvmlInit()
+            library.nvmlInit()
             if uuids is None:
-                self._boards = [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
+                self._boards = [library.nvmlDeviceGetHandleByIndex(n) for n in range(library.nvmlDeviceGetCount())]
             else:
-                self._boards = [pynvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
-            self._nvml = pynvml
-        except Exception:
+                self._boards = [library.nvmlDeviceGetHandleByUUID(uuid) for uuid in uuids]
+            self._nvml = library
+        except Exception:  # no driver, or a package of the same name that is not NVIDIA's
             self._boards = []
 
     def __enter__(self) -> GpuSampler:
@@ -72,11 +74,11 @@ class GpuSampler:
                 return
 
     def _sample(self, board: Any) -> tuple[float, ...]:
-        nvml = self._nvml
+        library = self._nvml
         kib = 1024 / 1e6  # NVML counts KiB a second
         return (
-            float(nvml.nvmlDeviceGetClockInfo(board, nvml.NVML_CLOCK_SM)),
-            nvml.nvmlDeviceGetPowerUsage(board) / 1000,
-            nvml.nvmlDeviceGetPcieThroughput(board, nvml.NVML_PCIE_UTIL_RX_BYTES) * kib,
-            nvml.nvmlDeviceGetPcieThroughput(board, nvml.NVML_PCIE_UTIL_TX_BYTES) * kib,
+            float(library.nvmlDeviceGetClockInfo(board, library.NVML_CLOCK_SM)),
+            library.nvmlDeviceGetPowerUsage(board) / 1000,
+            library.nvmlDeviceGetPcieThroughput(board, library.NVML_PCIE_UTIL_RX_BYTES) * kib,
+            library.nvmlDeviceGetPcieThroughput(board, library.NVML_PCIE_UTIL_TX_BYTES) * kib,
         )

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import statistics
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -22,7 +19,7 @@ from sglang_bw.host import nvml
 from sglang_bw.launch.command import Command
 from sglang_bw.recipes import flags
 from tests.experiment.conftest import StartMock
-from tests.host.fake_host import Host
+from tests.host.fake_host import Board, Host
 
 CHAT = Prompt("chat", messages=({"role": "user", "content": "Hello"},))
 TEXT = Prompt("text", text="Once upon")
@@ -77,57 +74,37 @@ def test_a_short_block_is_looked_at_while_it_runs(mock: StartMock) -> None:
 
 
 def test_gpus_are_sampled_in_a_short_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", Nvml())
+    monkeypatch.setattr(nvml, "load", Host(boards=[Board(), Board()]).nvml)
     with GpuSampler(local=True) as sampler:
         time.sleep(0.3)
     use = sampler.use()
     assert use is not None
-    assert (use.clock_mhz, use.power_w) == ((1980.0, 1500.0), (300.0, 300.0))
+    assert (use.clock_mhz, use.power_w) == ((2430.0, 2430.0), (35.0, 35.0))
+    assert use.pcie_rx_mb_s == (1024.0, 2048.0)
 
 
 def test_only_an_arms_own_gpus_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those beside it idle, or do something else."""
-    monkeypatch.setitem(sys.modules, "pynvml", Nvml())
-    with GpuSampler(["GPU-1"], local=True) as sampler:
+    library = Host().nvml()
+    monkeypatch.setattr(nvml, "load", lambda: library)
+    with GpuSampler([library.nvmlDeviceGetUUID(3)], local=True) as sampler:
         time.sleep(0.1)
     use = sampler.use()
     assert use is not None
-    assert use.clock_mhz == (1500.0,)
+    assert use.pcie_rx_mb_s == (4096.0,)
     with GpuSampler([], local=True) as sampler:
         time.sleep(0.1)
     assert sampler.use() is None
 
 
 def test_an_arms_own_gpus_follow_from_its_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arm.nvml, "load", lambda: Host().nvml())
+    monkeypatch.setattr(nvml, "load", Host().nvml)
     two = Command(flags.parse(("--model-path", "org/model", "--tp-size", "2")), {}, "cuda")
     every = [gpu.uuid for gpu in nvml.read(Host().nvml()).boards]
     assert arm._gpus(two, {}) == every[:2]
     assert arm._gpus(two, {"CUDA_VISIBLE_DEVICES": "3,1"}) == [every[3], every[1]]
     assert arm._gpus(two, {"CUDA_VISIBLE_DEVICES": "9"}) is None
     assert arm._gpus(replace(two, device="cpu"), {}) == []
-
-
-class Nvml(ModuleType):
-    """Two boards."""
-
-    NVMLError = RuntimeError
-    NVML_CLOCK_SM, NVML_PCIE_UTIL_RX_BYTES, NVML_PCIE_UTIL_TX_BYTES = 1, 2, 3
-
-    def __init__(self) -> None:
-        super().__init__("pynvml")
-
-    def __getattr__(self, name: str) -> Any:
-        told = {
-            "nvmlInit": lambda: None,
-            "nvmlDeviceGetCount": lambda: 2,
-            "nvmlDeviceGetHandleByIndex": lambda number: number,
-            "nvmlDeviceGetHandleByUUID": lambda uuid: int(uuid.removeprefix("GPU-")),
-            "nvmlDeviceGetClockInfo": lambda board, _: 1980 if board == 0 else 1500,
-            "nvmlDeviceGetPowerUsage": lambda _: 300_000,
-            "nvmlDeviceGetPcieThroughput": lambda _board, _counter: 1000,
-        }
-        return told[name]
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,7 @@ class FakeNvml:
     """Answers NVML's questions by its own function names, from a :class:`Host`."""
 
     NVMLError = NVMLError
+    NVML_CLOCK_SM, NVML_PCIE_UTIL_TX_BYTES, NVML_PCIE_UTIL_RX_BYTES = 1, 0, 1
 
     def __init__(self, host: Host) -> None:
         self.host = host
@@ -206,6 +207,12 @@ class FakeNvml:
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
         return index
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:
+        return [self.nvmlDeviceGetUUID(handle) for handle in range(len(self.host.boards))].index(uuid)
+
+    def nvmlDeviceGetPcieThroughput(self, handle: int, counter: int) -> int:
+        return 1_000_000 * (handle + 1)  # KiB a second
 
     def nvmlDeviceGetUUID(self, handle: int) -> str:
         return f"GPU-{handle:08x}-1111-2222-3333-444455556666"
