@@ -95,7 +95,7 @@ def test_another_search_has_another_name(run: Run, entries: Callable[[], list[En
     found = {first, study("--draft", str(draft)), study(tree=write_tree(tmp_path / "other", without="goodput-policy"))}
     prompts.write_text('{"prompt": "two"}\n')
     found.add(study())
-    recipe.write_text(recipe.read_text().replace("16", "8"))
+    recipe.write_text(recipe.read_text().replace("max-running-requests: 16", "max-running-requests: 8"))
     found.add(study())
     assert len(found) == 5
     assert REPEATED not in said[0]
