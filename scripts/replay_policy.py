@@ -50,7 +50,10 @@ def main() -> int:
 def _replay(arguments: argparse.Namespace) -> int:
     rows, left = measured.rows(arguments.file)
     policies = engine.load(arguments.tree or _installed())
-    synthetic = traces.synthetic(_cliff(rows))
+    cliff = _cliff(rows)
+    if not cliff:
+        err.print("No host of the table was measured at four batches: there is no trace with a cost cliff.")
+    synthetic = traces.synthetic(cliff)
     jobs: list[tuple[Trace, int]] = [(row.trace(arguments.tokens), arguments.seeds) for row in rows]
     jobs += [(trace, max(3, arguments.seeds)) for trace in synthetic]
     shown = track(jobs, description="replaying", console=err, transient=True, disable=not err.is_terminal)
@@ -74,9 +77,9 @@ def _replay(arguments: argparse.Namespace) -> int:
 
 
 def _cliff(rows: list[measured.Row]) -> dict[tuple[int, int], float]:
-    """Return the steepest costs; of GLM where there are any: from 16 to 32 verified rows it changes its kernels."""
+    """Return the steepest costs; of GLM if there are any: from 16 to 32 verified rows it changes its kernels."""
     glm = [row for row in rows if "GLM" in row.host[1]]
-    return measured.cliff(glm or rows)
+    return measured.cliff(glm) or measured.cliff(rows)
 
 
 def _installed() -> Path:

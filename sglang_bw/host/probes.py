@@ -23,25 +23,50 @@ def place(kind: str, *parts: str) -> Path:
     return folder() / ("-".join([kind, *parts]) + ".json")
 
 
-def write(path: Path, result: dict[str, Any]) -> None:
-    """Write a result so that a reader sees the old one or the new one.
+def partial(path: Path) -> Path:
+    """Return where a result is kept while it is not whole, so that an earlier whole one stays."""
+    return path.with_name(f"{path.stem}.partial.json")
+
+
+def store(path: Path, result: dict[str, Any]) -> None:
+    """Write what was found so far beside ``path``, and a complete result to it.
 
     :raises OutputError: it cannot be written.
     """
+    if not result["complete"]:
+        write(partial(path), result)
+        return
+    write(path, result)
+    partial(path).unlink(missing_ok=True)
+
+
+def try_out(path: Path) -> None:
+    """Write beside a result that will be written there, before hours are spent on it.
+
+    :raises OutputError: it cannot be.
+    """
+    trial = path.with_name(f".{path.name}.trial")
+    write(trial, {})
+    trial.unlink(missing_ok=True)
+
+
+def write(path: Path, result: dict[str, Any]) -> None:
+    """Write JSON so that a reader sees the old file or the new one.
+
+    :raises OutputError: it cannot be written.
+    """
+    temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         number, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        temporary = Path(name)
         with os.fdopen(number, "w", encoding="utf-8") as file:
             file.write(json.dumps(result, indent=2) + "\n")
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
+        temporary.chmod(0o644)
+        temporary.replace(path)
     except OSError as error:
+        if temporary:
+            temporary.unlink(missing_ok=True)
         raise OutputError(
             f"cannot write {path}: {error.strerror or error}", hint="choose another place with --out FILE."
         ) from error
-
-
-def stored(kind: str) -> list[Path]:
-    """Return the results of a kind, newest first."""
-    found = [path for path in folder().glob(f"{kind}-*.json") if path.is_file()]
-    return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)

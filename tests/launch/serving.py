@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import secrets
@@ -15,7 +16,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -46,10 +47,21 @@ def alive(pid: int) -> bool:
         return False
 
 
+def _ports() -> Iterator[int]:
+    """Yield ports of this test process alone, each once: below those that the system hands out by itself."""
+    worker, workers = os.environ.get("PYTEST_XDIST_WORKER", "gw0"), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
+    mine = range(20000 + int(worker.removeprefix("gw")), 30000, workers)
+    first = secrets.randbelow(len(mine))
+    yield from itertools.cycle([*mine[first:], *mine[:first]])
+
+
+_PORTS = _ports()
+
+
 def free_port() -> int:
-    """Return a free port below those that the system hands out by itself, so that nobody takes it meanwhile."""
+    """Return a free port that no other test of this run gets, so that nobody takes it meanwhile."""
     while True:
-        port = 20000 + secrets.randbelow(10000)
+        port = next(_PORTS)
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             with contextlib.suppress(OSError):

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 import sglang_bw
 from sglang_bw.cli.probe import probe
-from sglang_bw.errors import AllReduceError, ProbeError
+from sglang_bw.errors import AllReduceError, OutputError, ProbeError
 from sglang_bw.host import probes
 from sglang_bw.launch.probe import sizes, variants
 from sglang_bw.launch.probe.allreduce import Failure, Job, Latency, Result
@@ -233,11 +233,20 @@ def test_every_way_has_a_name_of_its_own() -> None:
     assert len(set(names)) == len(names)
 
 
-def test_the_newest_result_is_found_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probes, "folder", lambda: tmp_path)
-    for number, name in enumerate(("a", "b")):
-        probes.write(probes.place("allreduce", name), {"number": number})
-        os.utime(probes.place("allreduce", name), (number, number))
-    probes.write(probes.place("round", "c"), {})
-    assert [path.stem for path in probes.stored("allreduce")] == ["allreduce-b", "allreduce-a"]
-    assert "2x RTX PRO 6000" in HOST.title
+def test_a_result_that_is_not_whole_leaves_the_whole_one(tmp_path: Path) -> None:
+    place = tmp_path / "new" / "result.json"
+    probes.store(place, {"complete": True, "number": 1})
+    probes.store(place, {"complete": False, "number": 2})
+    assert json.loads(place.read_text())["number"] == 1
+    assert json.loads(probes.partial(place).read_text())["number"] == 2
+    probes.store(place, {"complete": True, "number": 3})
+    assert json.loads(place.read_text())["number"] == 3
+    assert list(place.parent.iterdir()) == [place]
+
+
+def test_a_place_is_tried_before_anything_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match="cannot write"):
+        probes.try_out(tmp_path / "file" / "result.json")
+    probes.try_out(tmp_path / "result.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_bw.errors import PolicyError, ReplayError
+from sglang_bw.errors import PolicyError
 from sglang_bw.experiment.policy import engine, measured, traces
 from sglang_bw.experiment.policy.arm import Fixed, Goodput, Late, Stock
 from sglang_bw.experiment.policy.compare import LEAST_SHARE, MOST_REGRET, compare
@@ -222,8 +222,28 @@ def test_rows_that_cannot_be_replayed(tmp_path: Path) -> None:
     assert [row.number for row in found] == [3]
     assert left.keys() == {1, 2}
     assert "impossible" in left[2]
-    with pytest.raises(ReplayError, match="four batches"):
-        measured.cliff(found)
+    # Too few batches of one host for a cost cliff: a table of a few rows is replayed without that trace.
+    assert not measured.cliff(found)
+    assert len(traces.synthetic({})) == len(SYNTHETIC) - 1
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 7])
+def test_a_cliff_is_of_one_host_and_one_step_count(steps: int) -> None:
+    host, other = ("source", "model", "engine", "TP8 0"), ("source", "model", "engine", "TP4 0")
+    rows = [
+        measured.Row(number, where, 4**number, drafts, 0.01, 0.01 * cost**number, 1.5, assumed=False)
+        for where, drafts, cost in ((host, steps, 1.5), (host, steps + 1, 1.2), (other, steps, 1.1))
+        for number in range(4)
+    ]
+    rows += [measured.Row(9, host, 1, drafts, 0.01, 9.0, 1.5, assumed=False) for drafts in range(20, 24)]
+    costs = measured.cliff(rows)
+    assert costs == {
+        (k, 4**number): pytest.approx(0.01 * (1.5**number if k else 1)) for k in (0, steps) for number in range(4)
+    }
+    trace = next(trace for trace in traces.synthetic(costs) if "cliff" in trace.name)
+    assert trace.candidates == (0, steps)
+    assert 1 < trace.length(steps, 0) < 2.7
+    assert play(trace, Fixed(steps)).rate > 0
 
 
 def test_the_script_says_what_is_wrong(tmp_path: Path) -> None:

@@ -87,20 +87,19 @@ def _row(number: int, row: Mapping[str, str]) -> Row:
 def cliff(found: list[Row]) -> dict[tuple[int, int], float]:
     """Return the costs of the host whose round gets dearest from one batch to the next: (steps, batch) -> seconds.
 
-    :raises ReplayError: no host has plain and speculative costs at four batches.
+    Empty where no host has plain and speculative costs, with as many steps, at four batches.
     """
-    hosts: dict[tuple[str, str, str, str], list[Row]] = {}
+    hosts: dict[tuple[object, ...], dict[int, Row]] = {}
     for row in found:
-        hosts.setdefault(row.host, []).append(row)
-    steep = max((own for own in hosts.values() if len(own) >= 4), key=lambda own: max(_jumps(own)), default=None)
-    if steep is None:
-        raise ReplayError("no host of the table was measured at four batches", hint="a cost cliff needs them.")
+        hosts.setdefault((*row.host, row.steps), {})[row.batch] = row
+    steep = max((own for own in hosts.values() if len(own) >= 4), key=lambda own: max(_jumps(own)), default={})
     return {
-        key: cost for row in steep for key, cost in (((0, row.batch), row.plain), ((row.steps, row.batch), row.round))
+        key: cost
+        for batch, row in steep.items()
+        for key, cost in (((0, batch), row.plain), ((row.steps, batch), row.round))
     }
 
 
-def _jumps(own: list[Row]) -> Iterator[float]:
-    ordered = sorted(own, key=lambda row: row.batch)
-    for one, two in pairwise(ordered):
-        yield two.round / one.round
+def _jumps(own: Mapping[int, Row]) -> Iterator[float]:
+    for one, two in pairwise(sorted(own)):
+        yield own[two].round / own[one].round

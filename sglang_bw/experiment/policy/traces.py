@@ -36,9 +36,11 @@ def first_system() -> Trace:
 def synthetic(cliff: Mapping[tuple[int, int], float]) -> list[Trace]:
     """Return all traces.
 
-    :param cliff: (draft steps, batch) -> seconds, from a table where the step to 32 verified rows costs a multiple.
+    :param cliff: (draft steps, batch) -> seconds, from a table where the step to 32 verified rows costs a multiple;
+        empty for no such trace.
     """
-    return [*_fixed(), *_drifting(), *_flipping(), _cliff(cliff), *_disturbed(), first_system()]
+    steep = [_cliff(cliff)] if cliff else []
+    return [*_fixed(), *_drifting(), *_flipping(), *steep, *_disturbed(), first_system()]
 
 
 def _fixed() -> list[Trace]:
@@ -98,7 +100,7 @@ def _cliff(costs: Mapping[tuple[int, int], float]) -> Trace:
     return Trace(
         "cost cliff at 32 rows",
         seconds,
-        _always(rates_of(2.6, max(steps))),
+        _always(rates_of(min(2.6, 1 + 0.8 * max(steps)), max(steps))),
         batch=lambda done: walk[int(done / 700) % len(walk)],
         candidates=steps,
         tokens=700 * len(walk),

@@ -60,6 +60,7 @@ def simulate(
     stalls: float = 0.0,
     prefill_every: int = 0,
     later: tuple[int, Callable[[int, int], float]] | None = None,
+    candidates: Sequence[int] = (0, 1, 3),
 ) -> tuple[float, int, int]:
     """Serve ``tokens`` a request and return regret against the oracle, switches and rounds.
 
@@ -75,6 +76,7 @@ def simulate(
     :param stalled: round, steps and factor: by so much does a probe of these steps then seem longer.
     :param prefill_every: rounds between two prefills of 20 ms, in neither sum.
     :param later: costs from a round on.
+    :param candidates: step counts to choose from; the last one is where it starts.
     """
     from sglang.srt.speculative.goodput_cost import CostTable
     from sglang.srt.speculative.goodput_policy import GoodputPolicy, Plan, Round
@@ -82,17 +84,17 @@ def simulate(
     dice = random.Random(seed)
     graphs = fixed(start_up) if start_up else costs
     timed = table is not None and CostTable(
-        {(k, s): graphs(k, s) * (1 + dice.uniform(-table, table)) for k in (0, 1, 3) for s in (1, 2, 4, 8, 16, 32, 64)}
+        {(k, s): graphs(k, s) * (1 + dice.uniform(-table, table)) for k in candidates for s in (1, 2, 4, 8, 16, 32, 64)}
     )
-    policy = GoodputPolicy({1: [0, 1, 3]}, 3, costs=timed or None)
+    policy = GoodputPolicy({1: candidates}, candidates[-1], costs=timed or None)
     waiting: deque[Round] = deque()
     coming: deque[tuple[int, Plan]] = deque()
     # The scheduler waits for the result of one launch at most: later ones stand for slow processing.
     shown = deque([0.0] * (min(lag, 1) + 2), maxlen=min(lag, 1) + 2)
     spent = ideal = produced = 0.0
     rounds = 0
-    compiling = dict.fromkeys((0, 1, 3), 2)
-    before = 3
+    compiling = dict.fromkeys(candidates, 2)
+    before = candidates[-1]
     while produced < tokens:
         batch, accept = batches[rounds // 300 % len(batches)], survival(rounds)
         if later and rounds == later[0]:
@@ -111,7 +113,7 @@ def simulate(
         accepted = [draw(dice, accept, steps) for _ in range(batch)]
         got = 1 + sum(accepted) / batch
         spent, produced = spent + costs(steps, batch), produced + got
-        ideal += got / max(expected(accept, k) / costs(k, batch) for k in (0, 1, 3))
+        ideal += got / max(expected(accept, k) / costs(k, batch) for k in candidates)
         # Under overlap the gap before a launch shows a round launched earlier.
         shown.append(seconds)
         waiting.append(Round(steps, batch, accepted, None if prefill else shown[0] or None))
@@ -474,6 +476,16 @@ def test_a_useless_draft_costs_no_more_than_the_budget() -> None:
     regret, switches, _ = simulate(fixed(H200_64), lambda _: REJECTED, table=0.1)
     assert switches == 1
     assert regret <= 0.018
+
+
+@pytest.mark.parametrize("lag", [0, 1, 2])
+@pytest.mark.parametrize(("times", "rate"), [(4.0, 0.7), (5.2, 0.8), (6.0, 0.84), (7.0, 0.88)])
+def test_a_good_draft_in_dear_rounds_costs_no_more_than_the_budget(times: float, rate: float, lag: int) -> None:
+    """A round of seven drafts loses a fifth, whatever it costs: many plain steps are no stall, and not free."""
+    costs = fixed({0: 4.7, 7: 4.7 * times})
+    runs = [simulate(costs, lambda _: [rate], table=0.1, lag=lag, seed=seed, candidates=(0, 7)) for seed in range(6)]
+    assert sum(regret for regret, _, _ in runs) / 6 <= 0.022
+    assert max(switches for _, switches, _ in runs) <= 3
 
 
 def test_costs_of_an_earlier_measurement_count_at_once() -> None:
