@@ -84,11 +84,18 @@ def probing(probe: Probe) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         _write(probe.entry("interrupted"))
+        _say_kept(probe)
         raise
     except BwError as error:
         _write(probe.entry("failed", error))
+        _say_kept(probe)
         raise
     _write(probe.entry("ok"))
+
+
+def _say_kept(probe: Probe) -> None:
+    if probe.kept:
+        err.print(f"what was measured: {probe.kept}", markup=False)
 
 
 def remember(path: Path) -> None:

@@ -122,8 +122,7 @@ def plan(
             extra=extra,
         )
     )
-    if probe_round is None:
-        question, probe_round = planning.with_stored_round(question)
+    question, probe_round = planning.with_round(question, probe_round)
     measured = Measured(accept_log, decode, probe_round, probe_allreduce)
     with _progress() as tell:
         made = plans.make(question, ask="no" if no_resolve else "run", force=force, measured=measured, tell=tell)

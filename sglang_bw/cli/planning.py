@@ -6,7 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sglang_bw.errors import GpuSelectionError, NotInstalledError, PlanInputError, UnknownBoardError
+from sglang_bw.errors import (
+    GpuSelectionError,
+    NotInstalledError,
+    PlanInputError,
+    SpeculationInputError,
+    UnknownBoardError,
+)
 from sglang_bw.fork.series import Series, newest_base, patches_root
 from sglang_bw.fork.verify import State
 from sglang_bw.host import boards, fingerprint, nvml, probes
@@ -19,9 +25,11 @@ from sglang_bw.launch.command import Command
 from sglang_bw.launch.engine import Engine
 from sglang_bw.plan.question import PlannedEngine, Question
 from sglang_bw.plan.resolve import EngineFiles
+from sglang_bw.plan.speculation import probe as round_probes
 from sglang_bw.recipes import flags, releases
 from sglang_bw.recipes.flags import Flag, Flags
 from sglang_bw.recipes.hardware import Device, Hardware
+from sglang_bw.recipes.origin import Origin, of_flags
 from sglang_bw.recipes.schema import Recipe
 
 
@@ -120,19 +128,49 @@ def planned(engine: Engine) -> PlannedEngine:
     return PlannedEngine(there.version, _topics(patch.file for patch in there.patches), files)
 
 
-def with_stored_round(question: Question) -> tuple[Question, Path | None]:
-    """Return the stored result of `probe round` for the recipe on this host, and the question with a note of it.
+def with_round(question: Question, given: Path | None) -> tuple[Question, Path | None]:
+    """Return the result of `probe round` to plan with, and the question with a note of it.
 
-    A plan for other GPUs than those here gets none.
+    :param given: what the user names; it is used whatever it was measured on, and the note says so. Otherwise what is
+        stored for the recipe on this host, where the plan is for the GPUs here and it may be believed.
+    :raises SpeculationInputError: the file that the user names cannot be read or is none.
     """
+    if not flags.has(question.flags, "speculative-algorithm"):
+        return question, given
+    if given:
+        why = round_probes.doubt(given, _origin(question, _key_here(question) or ""))
+        return (_noted(question, f"{given} may not hold for this launch: {why}") if why else question), given
+    key = _key_here(question)
+    place = probes.place("round", key, question.recipe.id, question.machine.device) if key else None
+    if place is None or not place.is_file():
+        return question, None
+    try:
+        why = round_probes.doubt(place, _origin(question, key or ""))
+    except SpeculationInputError as error:
+        why = error.message
+    if why:
+        again = f"`sglang-bw probe round {question.recipe.id}` measures again"
+        return _noted(question, f"{place} is not used: {why}; {again}"), None
+    return _noted(question, f"cost of a round: measured here, {place}"), place
+
+
+def _key_here(question: Question) -> str | None:
+    """Return the key of this host where the plan is for its GPUs."""
     here = seen(nvml.read(nvml.load()))
     planned_for = question.machine
     if here is None or here[0].board != planned_for.board or here[0].count < planned_for.count:
-        return question, None
-    place = probes.place("round", fingerprint.take().key, question.recipe.id, planned_for.device)
-    if not place.is_file():
-        return question, None
-    return replace(question, notes=(*question.notes, f"cost of a round: measured here, {place}")), place
+        return None
+    return fingerprint.take().key
+
+
+def _origin(question: Question, key: str) -> Origin:
+    return Origin(
+        key, question.recipe.id, question.engine.version or "", question.machine.device, of_flags(question.flags)
+    )
+
+
+def _noted(question: Question, note: str) -> Question:
+    return replace(question, notes=(*question.notes, note))
 
 
 def _machine(recipe: Recipe, wish: Wish) -> tuple[Hardware, Board, tuple[str, ...]]:

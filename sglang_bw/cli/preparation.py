@@ -27,6 +27,7 @@ from sglang_bw.launch.probe import seed
 from sglang_bw.launch.remote_code import Consent, Settled
 from sglang_bw.recipes import flags
 from sglang_bw.recipes.flags import Flag, Flags
+from sglang_bw.recipes.origin import Origin
 from sglang_bw.recipes.schema import DEVICES, Device, Hardware, Recipe
 
 
@@ -170,7 +171,7 @@ def prepare(options: Options) -> Prepared:
     if options.gpus:
         command = replace(command, env={**command.env, **preflight.visible(options.gpus, here)})
     if not options.emit:  # what was measured here says nothing of where a file will be used
-        command = _seeded(command, recipe)
+        command = _seeded(command, Origin(fingerprint.take().key, recipe.id, version))
     pins = remote_code.recorded(command)
     command = Settled(pins).applied(command)
     nodes = place.count if place else 1
@@ -191,9 +192,9 @@ def consent(options: Options) -> Consent:
     return Consent(given=options.pin, kept=not options.dry_run, asks=asks, again=again)
 
 
-def _seeded(command: Command, recipe: Recipe) -> Command:
+def _seeded(command: Command, wanted: Origin) -> Command:
     """Return the launch with what `probe round` measured on this host, if there is anything to use."""
-    found = seed.find(command, fingerprint.take().key, recipe.id)
+    found = seed.find(command, wanted)
     if found is None:
         return command
     err.print(f"note: the policy begins with the cost of rounds of {found.taken}: {found.probe}", markup=False)

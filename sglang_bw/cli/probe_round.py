@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from sglang_bw.cli.console import err, out, print_json, print_table
+from sglang_bw.cli.interrupt import end_like_ctrl_c
 from sglang_bw.cli.journal import probing
 from sglang_bw.cli.probe import machine_of, progress
 from sglang_bw.host import fingerprint, probes
@@ -23,6 +25,7 @@ from sglang_bw.launch.probe import rounds, session, setups, sizes
 from sglang_bw.launch.probe.journal import Probe
 from sglang_bw.recipes import flags
 from sglang_bw.recipes.flags import NotAFlagError
+from sglang_bw.recipes.origin import of_flags
 from sglang_bw.recipes.schema import Recipe, Warmup
 
 if TYPE_CHECKING:
@@ -66,6 +69,15 @@ class Options:
             raise click.UsageError("name either a recipe (or a model with --draft) or servers with --url.")
         if self.urls and (self.steps or self.lengths or self.engine_flags or self.draft):
             raise click.UsageError("a running server has its steps, draft and flags: they do not go with --url.")
+        alone = {
+            "--device": self.device != "auto",
+            "--log": self.log,
+            "--python": self.python,
+            "--engine-tree": self.engine_tree,
+            "--allow-stock": self.allow_stock,
+        }
+        if self.urls and (given := [option for option, value in alone.items() if value]):
+            raise click.UsageError(f"nothing is started with --url: {', '.join(given)} would do nothing.")
         if self.batches and min(self.batches) < 1:
             raise click.UsageError("a batch has at least one request.")
 
@@ -86,9 +98,13 @@ def _ask(options: Options) -> None:
     result = rounds.Result(host, "", "", "")
     place = options.path or probes.place("round", host.key, "url")
     if options.dry_run:
-        urls = ", ".join(map(secret.without_userinfo, options.urls))
-        out.print(f"would measure {urls} at batch {_numbers(plan.batches)}", markup=False)
+        urls = list(map(secret.without_userinfo, options.urls))
+        if options.as_json:
+            print_json({"batches": plan.batches, "urls": urls, "out": str(place)})
+        else:
+            out.print(f"would measure {', '.join(urls)} at batch {_numbers(plan.batches)}", markup=False)
         return
+    probes.try_out(place)
     with _probing(Probe(result, None, fingerprint.look(), None, place), result, options), progress() as tell:
         session.ask_all(options.urls, plan, result, api_key=options.api_key, tell=tell, keep=_keeper(place))
 
@@ -98,9 +114,8 @@ def _start(options: Options) -> None:
     engine = engines.find(options.python, options.engine_tree)
     machine = machine_of(recipe, options.device, engine)
     extra = _flags(options.engine_flags)
-    wanted = setups.setups(
-        recipe, options.steps or (), options.lengths or (), probes.folder(), goodput=_has_goodput(engine)
-    )
+    folder = options.path.absolute().parent if options.path else probes.folder()
+    wanted = setups.setups(recipe, options.steps or (), options.lengths or (), folder, goodput=_has_goodput(engine))
     batches = options.batches or sizes.batches(
         wanted[0].command(recipe, machine, os.environ, commands.DEFAULT_PORT, extra)
     )
@@ -123,9 +138,12 @@ def _measure(
     note: str,
 ) -> None:
     host = fingerprint.take()
-    result = rounds.Result(host, recipe.id, engine.installation.version or "", machine.device)
+    drafting = wanted[-1].command(recipe, machine, os.environ, commands.DEFAULT_PORT, extra)
+    version, launch = engine.installation.version or "", of_flags(drafting.flags)
+    result = rounds.Result(host, recipe.id, version, machine.device, launch)
     place = options.path or probes.place("round", host.key, recipe.id, machine.device)
-    log = (options.log or server.default_log(f"probe-{recipe.id}", 0)).absolute()
+    probes.try_out(place)
+    log = (options.log or server.default_log(f"probe-{recipe.id}", os.getpid())).absolute()
     left = session.Pace(len(wanted), len(wanted) * len(plan.batches)).says()
     err.print(f"{host.title}; servers to start: {len(wanted)}; {left} when a start takes 90 s", markup=False)
     err.print(f"log: {log}", markup=False)
@@ -144,20 +162,22 @@ def _probing(probe: Probe, result: Result, options: Options) -> Iterator[None]:
 
     :raises RoundFitError: it is no cost of a round.
     """
+    end_like_ctrl_c(signal.SIGTERM)  # the engine is ended then, and the ledger told
     with probing(probe):
         yield
         if options.as_json:
             print_json(result.as_json())
         else:
-            err.print(f"stored: {probe.place}", markup=False)
             _show(result)
+        if probe.kept == probe.place:
+            err.print(f"stored: {probe.place}", markup=False)
         if error := result.error():
             raise error
 
 
-def _keeper(place: Path) -> Any:
-    """Return what stores a result that can be used already."""
-    return lambda found: probes.write(place, found.as_json())
+def _keeper(place: Path) -> Callable[[Result], None]:
+    """Return what stores a result; one that may not be believed leaves an earlier one in its place."""
+    return lambda found: probes.store(place, found.as_json(), whole=found.complete and found.error() is None)
 
 
 def _flags(tokens: tuple[str, ...]) -> Flags:
@@ -192,18 +212,25 @@ def _numbers(values: tuple[int, ...]) -> str:
 
 
 def _show(result: Result) -> None:
-    table = [["batch", "steps", "T_dec ms", "T_round ms", "R = break-even", "off line", "accept lengths", ""]]
+    table = [["batch", "steps", "T_dec ms", "T_round ms", "R = break-even", "spread", "off line", "accept lengths", ""]]
     for line in sorted(result.lines(), key=lambda line: (line.batch, line.steps)):
         table.append(_row(result, line))
     measured = {line.batch for line in result.lines()}
     for batch, point in sorted(result.plain.items()):
         if batch not in measured:
-            table.append([str(batch), "-", f"{1e3 * point.seconds:.2f}", "-", "-", "-", "-", "plain decoding only"])
-    print_table(table, left=(7,))
+            numbers = [str(batch), "-", f"{1e3 * point.seconds:.2f}", "-", "-", f"{100 * point.spread:.0f} %"]
+            table.append([*numbers, "-", "-", "plain decoding only"])
+    print_table(table, left=(8,))
     out.print(
         f"prompts of at most {result.context} tokens; break-even: the accept length that R has to be paid with",
         markup=False,
     )
+    if result.noisy():
+        out.print(
+            f"repeats differ by more than {100 * rounds.NOISY:.0f} %: something else used the machine; R is no more "
+            "exact than they are; more --rounds and --repeats help",
+            markup=False,
+        )
     if any(line.simulated for line in result.lines()):
         out.print(f"simulated: {rounds.COLD_DRAFT}", markup=False)
 
@@ -218,6 +245,7 @@ def _row(result: Result, line: Line) -> list[str]:
         f"{1e3 * plain.seconds:.2f}" if plain else "-",
         f"{1e3 * line.seconds:.2f}",
         f"{ratio:.2f}" if ratio is not None else "-",
+        f"{100 * result.spread(line):.0f} %",
         f"{100 * line.residual:.1f} %" if line.residual is not None else "-",
         ", ".join(f"{point.accept_length:.2f}" for point in line.points),
         origin + never,

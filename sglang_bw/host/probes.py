@@ -28,12 +28,13 @@ def partial(path: Path) -> Path:
     return path.with_name(f"{path.stem}.partial.json")
 
 
-def store(path: Path, result: dict[str, Any]) -> None:
-    """Write what was found so far beside ``path``, and a complete result to it.
+def store(path: Path, result: dict[str, Any], *, whole: bool | None = None) -> None:
+    """Write what was found so far beside ``path``, and a whole result to it.
 
+    :param whole: whether it may take the place of an earlier one; left out: when it is complete.
     :raises OutputError: it cannot be written.
     """
-    if not result["complete"]:
+    if not (result["complete"] if whole is None else whole):
         write(partial(path), result)
         return
     write(path, result)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from sglang_bw.host import probes
 from sglang_bw.plan.speculation.probe import round_cost
 from tests.conftest import EngineTrees
 from tests.engine.conftest import RunningServer, tool_environment
@@ -46,7 +47,8 @@ def test_servers_of_a_recipe(engine_trees: EngineTrees, tmp_path: Path) -> None:
     done = subprocess.run([*COMMAND, *options], capture_output=True, text=True, timeout=580, check=False, env=environ)
     assert done.returncode in (0, 68), done.stderr  # how straight the line is depends on what else runs here
     found: dict[str, Any] = json.loads(done.stdout)
-    assert found == json.loads(file.read_text()) | {"taken": found["taken"]}
+    kept = file if done.returncode == 0 else probes.partial(file)  # who is bent takes no one's place
+    assert found == json.loads(kept.read_text()) | {"taken": found["taken"]}
     assert [server["title"].partition(",")[0] for server in found["servers"]] == [
         *("plain decoding", "0 steps", "3 steps", "3 steps")
     ]

@@ -5,6 +5,7 @@ process appends its pid to the file FAKE_PIDS names.
 """
 
 import json
+import math
 import os
 import pathlib
 import shutil
@@ -42,7 +43,7 @@ def note(pid):
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         locked = KEY and self.path != "/health" and self.headers["Authorization"] != f"Bearer {KEY}"
-        self.answer({}, 401 if locked else 200 if ready.is_set() else 503)
+        self.answer(info() if self.path == "/server_info" else {}, 401 if locked else 200 if ready.is_set() else 503)
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -51,9 +52,11 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer({"error": "no chat template"}, 400)
         if KEY and self.headers["Authorization"] != f"Bearer {KEY}":
             return self.answer({}, 401)
-        if MODE == "crash-when-asked":
+        if MODE == "crash-when-asked" or (MODE == "crashes-at-2" and len(body["text"]) == 2):
             traceback("RuntimeError: CUDA error: an illegal memory access was encountered")
             os._exit(7)
+        if isinstance(body.get("text"), list):
+            return self.answer(batch(body))
         ids = [65] * 64 if MODE == "loop" else [65 + n % 26 for n in range(64)]
         logprobs = [[None if MODE == "nan" else -0.5, token, None] for token in ids]
         if MODE in ("odd-types", "odd-rows"):
@@ -74,6 +77,31 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *args):
         pass
+
+
+def info():
+    speculates = "--speculative-algorithm" in sys.argv
+    return {
+        "model_path": value("--model-path"),
+        "version": "0.5.23",
+        "device": "cpu",
+        "max_running_requests": int(os.environ.get("FAKE_MOST", "64")),
+        "speculative_algorithm": "EAGLE3" if speculates else None,
+        "speculative_num_steps": int(value("--speculative-num-steps")) if speculates else None,
+    }
+
+
+def batch(body):
+    """Decode as an engine with a simulated accept length does: a round takes 2 ms, a plain step 1 ms."""
+    if MODE == "never-answers":
+        time.sleep(600)
+    tokens = body["sampling_params"]["max_new_tokens"]
+    length = 1.0 if MODE == "ignores-simulation" else float(os.environ.get("SGLANG_SIMULATE_ACC_LEN", "1"))
+    rounds = math.ceil(tokens / length)
+    speculates = "--speculative-algorithm" in sys.argv
+    time.sleep(rounds * (0.002 if speculates else 0.001))
+    meta = {"completion_tokens": tokens, "prompt_tokens": 5}
+    return [{"text": "", "meta_info": meta | ({"spec_verify_ct": rounds} if speculates else {})} for _ in body["text"]]
 
 
 def traceback(last):

@@ -154,6 +154,16 @@ class TestProbe:
         assert four.verdict is Verdict.UNDECIDED
         assert "batch 4 (it has 1)" in four.reason
 
+    @pytest.mark.parametrize(("length", "best"), [(3.0, 3), (1.2, 0)])
+    def test_the_best_of_the_steps_that_were_measured(self, tmp_path: Path, length: float, best: int) -> None:
+        """`probe round` measures 0 steps and the recipe's own: what lies between is unknown, and no reason to stop."""
+        path = tmp_path / "round.json"
+        rounds = [{"batch": 1, "steps": steps, "seconds": seconds} for steps, seconds in ((0, 0.011), (3, 0.015))]
+        path.write_text(json.dumps({"probe": "round", "plain": [{"batch": 1, "seconds": 0.01}], "rounds": rounds}))
+        (cell,) = verdicts(_tau(3, length), probe.round_cost(path), [0], [1])
+        assert cell.best_steps == best
+        assert cell.verdict is (Verdict.PAYS if best else Verdict.LOSES)
+
     def test_all_reduce_latencies(self, tmp_path: Path) -> None:
         path = tmp_path / "allreduce.json"
         rows = [{"bytes": 14_336, "microseconds": 30.0}, {"bytes": 57_344, "microseconds": 200.0}]

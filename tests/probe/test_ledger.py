@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 
 from sglang_bw.cli.probe import probe
 from sglang_bw.errors import AllReduceError, BwError, ProbeError, RoundFitError
+from sglang_bw.host import probes
 from sglang_bw.launch.probe import allreduce, rounds, session
 from sglang_bw.launch.probe.allreduce import Failure, Latency
 from sglang_bw.launch.probe.rounds import Point
@@ -74,6 +75,7 @@ def test_rounds(
             raise ProbeError("http://h:1 does not answer: [Errno 111] ConnectionRefusedError")
         result.plain[4] = Point(4, 1.0, 0.01, 0.0, False)
         result.rounds[3, 4] = [Point(4, 1.0 + n, each, 0.0, True) for n, each in enumerate(seconds)]
+        result.complete = True
         keep(result)
 
     monkeypatch.setattr(session, "ask_all", ask)
@@ -88,4 +90,6 @@ def test_rounds(
     assert entry.summary == "rounds of 3 steps at batch 4"
     assert str(entry.numbers["step at 4"]) == "0.01 s"
     assert entry.numbers.keys() == {"step at 4", "round of 3 at 4", "R of 3 at 4"}
-    assert entry.artefacts == (str(file),)
+    # Who cannot be believed does not take the place of an earlier result.
+    assert entry.artefacts == (str(probes.partial(file) if error else file),)
+    assert file.is_file() is not bool(error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -83,7 +83,8 @@ def test_the_servers_of_a_recipe(tmp_path: Path) -> None:
     assert "SGLANG_SIMULATE_ACC_LEN" not in plain.env
     assert Flag("speculative-adaptive-policy", ("goodput",)) in off.flags
     config = next(flag.values[0] for flag in off.flags if flag.name == "speculative-adaptive-config")
-    tiers = json.loads(Path(config).read_text())
+    assert not list(tmp_path.iterdir())  # it is written at the start, and not by a dry run
+    tiers = dict(found[1].files[Path(config)])
     assert tiers.pop("1") == {"candidate_steps": [0]}
     assert [(int(batch) > 4096, tier) for batch, tier in tiers.items()] == [(True, {"candidate_steps": [3]})]
     assert first.env["SGLANG_SIMULATE_ACC_LEN"] == "1"
@@ -150,7 +151,14 @@ class _Clock:
 
 
 class _Engine(ThreadingHTTPServer):
-    """Answers as an engine whose prefill and rounds take known times."""
+    """Answers as an engine whose prefill and rounds take known times.
+
+    :ivar answer: what it gives to every batch instead.
+    :ivar status: of every answer.
+    """
+
+    answer: Any = None
+    status = 200
 
     def __init__(self, clock: _Clock, info: dict[str, Any], *, round_s: float, length: int) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -170,6 +178,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.server.answer is not None:
+            self._answer(self.server.answer)
+            return
         tokens, texts = body["sampling_params"]["max_new_tokens"], body["text"]
         rounds = -(-tokens // self.server.length)
         self.server.clock.now += 0.5 + 0.1 * len(texts) + rounds * self.server.round_s
@@ -180,7 +191,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, value: Any) -> None:
         data = json.dumps(value).encode()
-        self.send_response(200)
+        self.send_response(self.server.status)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
@@ -215,11 +226,16 @@ def pair(clock: _Clock) -> Iterator[tuple[_Engine, _Engine]]:
 def test_running_servers_give_the_ratio_whatever_prefill_takes(pair: tuple[_Engine, _Engine]) -> None:
     result = Result(HOST, "", "", "")
     plan = session.Plan((1, 4), texts=("a", "b"))
-    kept: list[bool] = []
+    kept: list[tuple[bool, int]] = []
     session.ask_all(
-        [server.url for server in pair], plan, result, tell=lambda _: None, keep=lambda r: kept.append(r.complete)
+        [server.url for server in pair],
+        plan,
+        result,
+        tell=lambda _: None,
+        keep=lambda r: kept.append((r.complete, len(r.plain) + len(r.rounds))),
     )
-    assert kept == [False, False, True]
+    assert kept == [(False, 1), (False, 2), (False, 3), (False, 4), (True, 4)]  # a batch that was measured is not lost
+    assert (result.engine, result.device) == ("0.5.23", "cuda")
     for line in result.lines():
         assert line.steps == 3
         assert line.seconds == pytest.approx(0.025)
@@ -246,13 +262,105 @@ def test_no_sglang_server(pair: tuple[_Engine, _Engine]) -> None:
         _ask(pair[0].url)
 
 
-def _ask(url: str) -> None:
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        pytest.param([{"meta_info": {}}, {}], "something else than text", id="no counts"),
+        pytest.param([{"meta_info": "x"}], "something else than text", id="words"),
+        pytest.param([], "gave 0 answers to a batch of 1", id="nothing"),
+        pytest.param({"text": "one"}, "something else than text", id="one answer"),
+        pytest.param([{"meta_info": {"completion_tokens": 16, "prompt_tokens": 1}}] * 2, "gave 2 answers", id="two"),
+        pytest.param([{"meta_info": {"completion_tokens": 3, "prompt_tokens": 1}}], "short of 16 tokens", id="short"),
+    ],
+)
+def test_nonsense_for_an_answer(pair: tuple[_Engine, _Engine], answer: Any, text: str) -> None:
+    pair[0].answer = answer
+    with pytest.raises(ProbeError, match=text):
+        _ask(pair[0].url)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        pytest.param({"max_running_requests": float("inf")}, "no SGLang server", id="infinite requests"),
+        pytest.param({"speculative_num_steps": "many", "speculative_algorithm": "X"}, "no SGLang", id="steps"),
+    ],
+)
+def test_nonsense_of_a_server(pair: tuple[_Engine, _Engine], change: dict[str, Any], text: str) -> None:
+    pair[0].info = {**INFO, **change}
+    with pytest.raises(ProbeError, match=text):
+        _ask(pair[0].url)
+
+
+@pytest.mark.parametrize(
+    ("status", "text"), [(401, "wants another key"), (404, "not as an SGLang server does: status 404"), (500, "500")]
+)
+def test_a_refusal_shows_no_password(pair: tuple[_Engine, _Engine], status: int, text: str) -> None:
+    pair[0].status = status
+    with pytest.raises(ProbeError, match=text) as caught:
+        _ask(pair[0].url.replace("://", "://user:sekret@"))
+    assert "sekret" not in caught.value.message
+    pair[0].status = 200
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "http://u:sekret@127.0.0.1:9", "no url", "http://127.0.0.1:x"])
+def test_no_url(url: str) -> None:
+    with pytest.raises(ProbeError) as caught:
+        _ask(url)
+    assert "sekret" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"model_path": "another"}, "has another model than .*: another, not m"),
+        ({"version": "0.5.9"}, "has another version"),
+        ({"device": "cpu"}, "has another device"),
+        ({"speculative_algorithm": None}, "more than one of the servers decodes plainly"),
+    ],
+)
+def test_servers_that_give_no_ratio(pair: tuple[_Engine, _Engine], change: dict[str, Any], text: str) -> None:
+    pair[1].info = {**SPEC, **change}
+    with pytest.raises(ProbeError, match=text):
+        _ask(*(server.url for server in pair))
+
+
+def _ask(*urls: str) -> None:
     result = Result(HOST, "", "", "")
-    session.ask_all([url], session.Plan((1, 4), texts=("a",)), result, tell=lambda _: None, keep=lambda _: None)
+    session.ask_all(urls, session.Plan((1, 4), texts=("a",)), result, tell=lambda _: None, keep=lambda _: None)
+
+
+class _Noisy(load.Client):
+    """Its answers take their rounds, and what the machine adds to each."""
+
+    def __init__(self, extra: list[float]) -> None:
+        self.extra = iter(extra)
+
+    def decode(self, prompts: Sequence[str], tokens: int) -> load.Timed:
+        return load.Timed(0.01 * tokens + next(self.extra), tokens, tokens, tokens, 9, len(prompts))
+
+
+def test_a_disturbed_repeat_stays_among_them() -> None:
+    """What is too quick by noise is as much noise as what is too slow: without it the median would be too slow."""
+    calm = [0.0, 0.0]
+    cell = load.measure(_Noisy([*calm, 0, 0, 5.0, 0, 0, 0]), ["a"], rounds=64, repeats=3, tell=lambda _: None)
+    assert cell.seconds == pytest.approx(0.01)
+    assert cell.spread > 5
+    with pytest.raises(ProbeError, match="drown in the noise"):
+        load.measure(_Noisy([*calm, 5.0, 0, 5.0, 0, 0, 0]), ["a"], rounds=64, repeats=3, tell=lambda _: None)
+
+
+def test_times_that_were_disturbed_are_said() -> None:
+    result = _result({1.0: 0.030, 4.0: 0.030})
+    assert not result.noisy()
+    result.plain[1] = replace(result.plain[1], spread=0.3)
+    assert result.noisy()
+    assert result.spread(result.lines()[0]) == 0.3
 
 
 def test_prompts_grow_to_a_context() -> None:
-    assert load.prompts(("ab", "cd"), 3, 0) == ["ab", "cd", "ab"]
+    assert load.prompts(("ab", "cd"), 3, 0) == ["ab", "cd", "2. ab"]
+    assert len(set(load.prompts(("ab", "cd", "ef"), 64, 0))) == 64
     long = load.prompts(("four words are here",), 1, 100)[0]
     assert 400 <= len(long) < 440
 

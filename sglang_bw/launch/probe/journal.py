@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from sglang_bw.errors import BwError
+from sglang_bw.host.probes import partial
 from sglang_bw.ledger.entry import Entry, Number, Result, new_id
 from sglang_bw.ledger.failure import FailureClass
 from sglang_bw.ledger.record import EngineRecord, Host
@@ -33,7 +34,7 @@ class Probe:
 
     :ivar recipe: id, ``None`` when it is about none.
     :ivar engine: ``None`` for servers that somebody else has started.
-    :ivar place: the file with everything that was found.
+    :ivar place: the file of a whole result.
     """
 
     measured: Measured
@@ -41,6 +42,13 @@ class Probe:
     host: Host
     engine: EngineRecord | None
     place: Path
+
+    @property
+    def kept(self) -> Path | None:
+        """The file with everything that was found, whole or not."""
+        if not self.measured.numbers():
+            return None
+        return next((path for path in (partial(self.place), self.place) if path.is_file()), None)
 
     def entry(self, result: Result, error: BwError | None = None) -> Entry:
         """Return the entry of a probe that has ended."""
@@ -57,5 +65,5 @@ class Probe:
             summary=self.measured.title(),
             evidence=(error.message,) if error else (),
             numbers=dict(self.measured.numbers()),
-            artefacts=(str(self.place.absolute()),) if self.place.is_file() else (),
+            artefacts=(str(self.kept.absolute()),) if self.kept else (),
         )

@@ -18,6 +18,8 @@ from sglang_bw.ledger.failure import FailureClass, classify
 
 # Off the line by more than this, a point says something else than the cost of a round.
 TOLERANCE = 0.05
+# Repeats of a time that differ by more than this share of it were disturbed.
+NOISY = 0.10
 COLD_DRAFT = (
     "simulated acceptance hides what a cold draft costs: after plain decoding a real draft accepts less for a while"
 )
@@ -82,6 +84,7 @@ def fit(steps: int, points: list[Point]) -> Line:
 class Result:
     """What was found so far.
 
+    :ivar launch: what of the servers' command line the times depend on.
     :ivar context: tokens of a request's prompt.
     :ivar plain: plain decode steps.
     :ivar rounds: (steps, batch) -> the points of its line.
@@ -91,6 +94,7 @@ class Result:
     recipe: str
     engine: str
     device: str
+    launch: dict[str, str] = field(default_factory=dict)
     context: int = 0
     plain: dict[int, Point] = field(default_factory=dict)
     rounds: dict[tuple[int, int], list[Point]] = field(default_factory=dict)
@@ -100,6 +104,16 @@ class Result:
     def lines(self) -> list[Line]:
         """Return the lines, by steps and batch."""
         return [fit(steps, self.rounds[steps, batch]) for steps, batch in sorted(self.rounds)]
+
+    def spread(self, line: Line) -> float:
+        """Return how far the repeats behind a line, and its plain step, lie apart: the worst of them."""
+        plain = self.plain.get(line.batch)
+        return max([point.spread for point in line.points] + ([plain.spread] if plain else []))
+
+    def noisy(self) -> bool:
+        """Tell whether any time was disturbed."""
+        points = [*self.plain.values(), *(point for line in self.lines() for point in line.points)]
+        return any(point.spread > NOISY for point in points)
 
     def ratio(self, line: Line) -> float | None:
         """Return R, which is the break-even accept length; ``None`` without a plain step at that batch."""
@@ -117,6 +131,7 @@ class Result:
             "recipe": self.recipe,
             "engine": self.engine,
             "device": self.device,
+            "launch": self.launch,
             "host": {"key": self.host.key, **asdict(self.host)},
             "context": self.context,
             "servers": self.servers,

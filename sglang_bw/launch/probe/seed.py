@@ -9,28 +9,20 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from sglang_bw.errors import SpeculationInputError
 from sglang_bw.host import probes
 from sglang_bw.launch.command import Command
+from sglang_bw.plan.speculation.probe import doubt
 from sglang_bw.recipes import chain, flags
 from sglang_bw.recipes.flags import Flag
+from sglang_bw.recipes.origin import Origin, of_flags
 
 CONFIG_FLAG = "speculative-adaptive-config"
 
 
-class _Line(BaseModel):
-    straight: bool | None
-
-
 class _Stored(BaseModel):
-    complete: bool
     taken: str
     table: list[tuple[int, int, float]]
-    rounds: list[_Line]
-
-    @property
-    def usable(self) -> bool:
-        """Whether all was measured, and every line of it can be believed."""
-        return self.complete and not any(line.straight is False for line in self.rounds)
 
 
 @dataclass(frozen=True)
@@ -56,24 +48,26 @@ class Seed:
         return replace(command, flags=(*command.flags, Flag(CONFIG_FLAG, (str(place),))))
 
 
-def find(command: Command, host_key: str, recipe: str) -> Seed | None:
-    """Return what a launch can begin with: the result of this host, this recipe and these steps.
+def find(command: Command, wanted: Origin) -> Seed | None:
+    """Return what a launch can begin with: the result of this host, recipe, engine and launch, for its steps.
 
     ``None`` for a launch without the goodput policy, or with a config of its own.
 
-    :param host_key: of :class:`~sglang_bw.host.fingerprint.Fingerprint`.
+    :param wanted: what the launch is; its flags are taken from ``command``.
     """
     steps = flags.value(command.flags, "speculative-num-steps")
     policy = flags.value(command.flags, "speculative-adaptive-policy")
     if policy != "goodput" or steps is None or flags.has(command.flags, CONFIG_FLAG):
         return None
-    place = probes.place("round", host_key, recipe, command.device)
+    place = probes.place("round", wanted.host, wanted.recipe, command.device)
     try:
+        if doubt(place, replace(wanted, device=command.device, launch=of_flags(command.flags))):
+            return None
         stored = _Stored.model_validate_json(place.read_bytes())
-    except (OSError, ValidationError):
+    except (SpeculationInputError, OSError, ValidationError):
         return None
     rows = [list(row) for row in stored.table if row[0] <= int(steps)]
-    if not stored.usable or not any(row[0] for row in rows):
+    if not any(row[0] for row in rows):
         return None
     candidate_steps = list(chain.candidates(int(steps)))
     return Seed(place, stored.taken, {"1": {"candidate_steps": candidate_steps}, "costs": rows})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,13 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sglang_bw.errors import EngineStartError, ProbeError
+from sglang_bw.host import probes
 from sglang_bw.launch import command as commands
 from sglang_bw.launch import device as devices
 from sglang_bw.launch import port as ports
 from sglang_bw.launch import server, weights
 from sglang_bw.launch.engine import Engine
-from sglang_bw.launch.probe import load
-from sglang_bw.launch.probe.load import Client
+from sglang_bw.launch.probe import load, sizes
+from sglang_bw.launch.probe.load import Client, Served
 from sglang_bw.launch.probe.rounds import Point, Result
 from sglang_bw.launch.probe.setups import Setup
 from sglang_bw.launch.process import SignalRelay
@@ -26,6 +28,10 @@ from sglang_bw.recipes.hardware import Hardware
 from sglang_bw.recipes.schema import Recipe
 
 _STOP_S = 20.0
+_DEATH_S = 2.0
+_PORTS = 1000
+# How far a simulated accept length may be off: few rounds draw it from two whole numbers.
+_SIMULATED_WITHIN = 0.2
 # Before the first start is over nobody knows how long one takes: a small model on a GPU, graphs captured.
 _START_GUESS_S = 90.0
 _CELL_GUESS_S = 10.0
@@ -81,17 +87,21 @@ def start_all(
     tell: Callable[[str], None],
     keep: Callable[[Result], None],
 ) -> None:
-    """Measure one server after the other; the result is kept after each.
+    """Measure one server after the other; the result is kept after each batch.
 
+    :raises ModelFilesError: the model or a draft is not there, before anything is started.
     :raises EngineStartError: one of them does not start.
-    :raises ProbeError: one of them does not answer as it should.
-    :raises KeyboardInterrupt: a signal came.
+    :raises ProbeError: one of them does not answer as it should, or would let requests wait.
+    :raises KeyboardInterrupt: the user has enough; the engine has been killed.
     """
+    for setup in setups:
+        command = setup.command(recipe, machine, engine.environment(), commands.DEFAULT_PORT, extra)
+        weights.check_command(command)
+        _check_most(setup.title, sizes.number(command, "max-running-requests"), plan)
     pace = Pace(len(setups), len(setups) * len(plan.batches))
     for number, setup in enumerate(setups, 1):
-        head = f"{number}/{len(setups)} {setup.title}"
         began = time.monotonic()
-        say = _saying(head, pace, tell)
+        say = _saying(f"{number}/{len(setups)} {setup.title}", pace, tell)
         with _running(setup, recipe, engine, machine, plan, extra, log, say) as running:
             pace.starts.append(time.monotonic() - began)
             result.servers.append(
@@ -104,12 +114,10 @@ def start_all(
             )
             client = Client(running.command.url, api_key=running.command.api_key)
             try:
-                _cells(client, setup.steps, True, plan, result, say, pace)
+                _check_most(setup.title, client.served().most, plan)
+                _cells(client, setup.steps, True, plan, result, say, pace, keep, setup.accept_length)
             except ProbeError as error:
-                if running.relay.received:
-                    raise KeyboardInterrupt from error
-                raise
-        keep(result)
+                raise _explained(error, setup, running) from error
     result.complete = True
     keep(result)
 
@@ -125,30 +133,53 @@ def ask_all(
 ) -> None:
     """Measure servers that somebody else has started, each as what it says it is.
 
-    :raises ProbeError: one does not answer, or changes its draft steps while it serves.
+    :raises ProbeError: one does not answer, changes its draft steps while it serves, or serves something else than
+        the others.
     """
     clients = [Client(url, api_key=api_key) for url in urls]
-    served = [client.served() for client in clients]
-    for client, found in zip(clients, served, strict=True):
+    served = []
+    for client in clients:
+        tell(f"asking {client.url} what it serves")
+        served.append(found := client.served())
         if found.adaptive:
             raise ProbeError(
                 f"{client.url} changes its draft steps by itself (--speculative-adaptive)",
                 hint="measure a server with fixed steps, or name the recipe: `sglang-bw probe round RECIPE`.",
             )
-        if found.most is not None and max(plan.batches) > found.most:
-            raise ProbeError(
-                f"{client.url} decodes at most {found.most} requests at once, not {max(plan.batches)}",
-                hint="smaller --batches, or a server with a larger --max-running-requests.",
-            )
+        _check_most(client.url, found.most, plan)
+    _check_alike(clients, served)
+    result.engine, result.device = served[0].version, served[0].device
     pace = Pace(0, len(urls) * len(plan.batches))
     for client, found in zip(clients, served, strict=True):
         title = "plain decoding" if found.steps is None else f"{found.steps} steps"
         result.servers.append({"title": title, "url": client.url, "model": found.model, "version": found.version})
         say = _saying(f"{client.url} ({title})", pace, tell)
-        _cells(client, found.steps, None if found.steps else False, plan, result, say, pace)
-        keep(result)
+        _cells(client, found.steps, None if found.steps else False, plan, result, say, pace, keep)
     result.complete = True
     keep(result)
+
+
+def _check_most(who: str, most: int | None, plan: Plan) -> None:
+    """Refuse a batch of which a part would wait: its time would be that of two batches."""
+    if most is not None and max(plan.batches) > most:
+        raise ProbeError(
+            f"{who} decodes at most {most} requests at once, not {max(plan.batches)}",
+            hint="smaller --batches, or a server with a larger --max-running-requests.",
+        )
+
+
+def _check_alike(clients: Sequence[Client], served: Sequence[Served]) -> None:
+    """Refuse what cannot be put over each other."""
+    first, *others = served
+    for client, found in zip(clients[1:], others, strict=True):
+        for what in ("model", "version", "device"):
+            if (mine := getattr(found, what)) != (its := getattr(first, what)):
+                raise ProbeError(
+                    f"{client.url} has another {what} than {clients[0].url}: {mine}, not {its}",
+                    hint="R is the cost of a round over a plain step of the same model on the same engine.",
+                )
+    if sum(found.steps is None for found in served) > 1:
+        raise ProbeError("more than one of the servers decodes plainly", hint="one of them is enough for R.")
 
 
 def _cells(
@@ -159,7 +190,13 @@ def _cells(
     result: Result,
     say: Callable[[str], None],
     pace: Pace,
+    keep: Callable[[Result], None],
+    forced: float | None = None,
 ) -> None:
+    """Measure one server at every batch.
+
+    :param forced: the accept length that it simulates.
+    """
     for batch in plan.batches:
         began = time.monotonic()
         texts = load.prompts(plan.texts, batch, plan.context)
@@ -174,9 +211,26 @@ def _cells(
         result.context = max(result.context, cell.context)
         if steps is None:
             result.plain[batch] = Point(batch, 1.0, cell.seconds, cell.spread, simulated=False)
+        elif forced and abs(cell.accept_length / forced - 1) > _SIMULATED_WITHIN:
+            raise ProbeError(
+                f"{steps} steps at batch {batch} emitted {cell.accept_length:.2f} tokens a round, not the {forced:g} "
+                "that were to be simulated",
+                hint="the engine does not know SGLANG_SIMULATE_ACC_LEN, or the context is at its end.",
+            )
         else:
             point = Point(batch, cell.accept_length, cell.seconds, cell.spread, simulated)
             result.rounds.setdefault((steps, batch), []).append(point)
+        keep(result)
+
+
+def _explained(error: ProbeError, setup: Setup, running: server.Server) -> ProbeError:
+    """Return the error, or what was behind it: the engine is gone."""
+    if running.process.wait(_DEATH_S) is None:
+        return error
+    return ProbeError(
+        f"{setup.title}: the engine died while it was measured: {running.death()}",
+        hint=f"Full log: {running.process.log}",
+    )
 
 
 @contextmanager
@@ -190,24 +244,30 @@ def _running(
     log: Path,
     say: Callable[[str], None],
 ) -> Iterator[server.Server]:
-    port = ports.next_free(commands.DEFAULT_HOST, commands.DEFAULT_PORT) or commands.DEFAULT_PORT
+    # Two probes that start together look for a port at different places.
+    above = commands.DEFAULT_PORT + os.getpid() % _PORTS
+    port = ports.next_free(commands.DEFAULT_HOST, above) or commands.DEFAULT_PORT
     command = setup.command(recipe, machine, engine.environment(), port, extra)
-    weights.check_command(command)
+    for path, content in setup.files.items():
+        probes.write(path, dict(content))
     environ = devices.environment(machine.device, {**engine.environment(), **command.env})
     environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    with SignalRelay() as relay:
-        running = server.start(command, engine.python, environ, log, relay)
-        try:
-            running.await_ready(plan.startup_timeout_s, lambda startup, _begun: say(startup.phase.value))
-            yield running
-        except EngineStartError as error:
-            error.message = f"{setup.title}: {error.message}"
-            raise
-        finally:
-            running.process.send(signal.SIGTERM)
-            if running.process.wait(_STOP_S) is None:
-                running.process.kill()
-                running.process.wait()
+    # The relay is not entered: Ctrl-C is this program's, which then ends the engine in its own way.
+    running = server.start(command, engine.python, environ, log, SignalRelay())
+    try:
+        running.await_ready(plan.startup_timeout_s, lambda startup, _begun: say(startup.phase.value))
+        yield running
+    except EngineStartError as error:
+        error.message = f"{setup.title}: {error.message}"
+        raise
+    except KeyboardInterrupt:
+        running.process.kill()
+        raise
+    finally:
+        running.process.send(signal.SIGTERM)
+        if running.process.wait(_STOP_S) is None:
+            running.process.kill()
+            running.process.wait()
 
 
 def _saying(head: str, pace: Pace | None, tell: Callable[[str], None]) -> Callable[[str], None]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from sglang_bw.errors import ProbeError
-from sglang_bw.host import probes
 from sglang_bw.launch import command as commands
 from sglang_bw.launch import remote_code
 from sglang_bw.launch.command import Command
@@ -26,12 +26,14 @@ class Setup:
 
     :ivar steps: draft steps; ``None`` for a server without speculation, 0 for speculation that is switched off.
     :ivar accept_length: what is simulated.
+    :ivar files: what has to be written before the start, JSON by path.
     """
 
     steps: int | None
     accept_length: float
     flags: Flags
     env: Mapping[str, str]
+    files: Mapping[Path, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
@@ -56,8 +58,8 @@ def setups(
     """Return the servers in the order of their starts.
 
     :param steps: draft steps to measure; empty for 0 and the recipe's own.
-    :param lengths: accept lengths; empty for 1, the middle and all accepted.
-    :param folder: where the configuration of the off state is written.
+    :param lengths: accept lengths, each for the steps that can reach it; empty for 1, the middle and all accepted.
+    :param folder: where the configuration of the off state will be written.
     :param goodput: whether the engine has the policy whose off state is plain decoding.
     :raises ProbeError: the recipe does not speculate, or something is impossible.
     """
@@ -70,6 +72,12 @@ def setups(
             f"the recipe drafts a tree (topk {spec.topk}): only its own {spec.steps} steps can be measured",
             hint="--steps goes with topk 1.",
         )
+    for length in lengths:
+        if not 1 <= length <= max(wanted) + 1:
+            raise ProbeError(
+                f"an accept length of {length:g} is impossible with {max(wanted)} draft steps",
+                hint=f"from 1 to {max(wanted) + 1}.",
+            )
     found = [Setup(None, 1.0, (), {})]
     for count in wanted:
         found += _off(spec, folder, goodput) if count == 0 else _rounds(spec, count, lengths)
@@ -77,10 +85,10 @@ def setups(
 
 
 def _rounds(spec: Speculation, steps: int, lengths: tuple[float, ...]) -> list[Setup]:
-    chosen = lengths or (1.0, (steps + 2) / 2, steps + 1.0)
-    if bad := [length for length in chosen if not 1 <= length <= steps + 1]:
+    chosen = [length for length in lengths or (1.0, (steps + 2) / 2, steps + 1.0) if length <= steps + 1]
+    if not chosen:
         raise ProbeError(
-            f"an accept length of {bad[0]:g} is impossible with {steps} draft steps", hint=f"from 1 to {steps + 1}."
+            f"none of the accept lengths is possible with {steps} draft steps", hint=f"from 1 to {steps + 1}."
         )
     tokens = steps + 1 if spec.topk == 1 else spec.draft_tokens
     flags = (
@@ -91,14 +99,14 @@ def _rounds(spec: Speculation, steps: int, lengths: tuple[float, ...]) -> list[S
 
 
 def _off(spec: Speculation, folder: Path, goodput: bool) -> list[Setup]:
-    path = folder / "adaptive-off.json"
+    path = folder / f"adaptive-off-{spec.steps}.json"  # what is in it depends on nothing else
     # The engine wants its own number of steps among the candidates: at a batch that never comes.
     tiers = {"1": [0], str(_NEVER): [spec.steps]}
-    probes.write(path, {batch: {"candidate_steps": steps} for batch, steps in tiers.items()})
+    config = {batch: {"candidate_steps": steps} for batch, steps in tiers.items()}
     flags = [Flag("speculative-adaptive"), Flag("speculative-adaptive-config", (str(path),))]
     if goodput:
         flags.append(Flag("speculative-adaptive-policy", ("goodput",)))
-    return [Setup(0, 1.0, tuple(flags), _simulated(spec, 1.0))]
+    return [Setup(0, 1.0, tuple(flags), _simulated(spec, 1.0), {path: config})]
 
 
 def _simulated(spec: Speculation, length: float) -> dict[str, str]:

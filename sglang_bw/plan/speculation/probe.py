@@ -2,7 +2,7 @@
 
 ``probe round``: ``{"probe": "round", "context": 0, "plain": [{"batch": 1, "seconds": 0.011}], "rounds": [{"batch": 1,
 "steps": 3, "seconds": 0.03}]}``. ``probe allreduce``: ``{"probe": "allreduce", "latencies": [{"bytes": 14336,
-"microseconds": 27.0, "backend": "nccl"}]}``. Other fields are not looked at.
+"microseconds": 27.0, "backend": "nccl"}]}``. What else there is says whether they hold for a launch.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from sglang_bw.errors import SpeculationInputError
 from sglang_bw.plan.speculation.allreduce import AllReduce
 from sglang_bw.plan.speculation.cost import Ratio
 from sglang_bw.plan.speculation.tables import parameters
+from sglang_bw.recipes.origin import Origin
 
 _MAKE_ONE = "run `sglang-bw probe round` or `sglang-bw probe allreduce` with --json"
 
@@ -32,12 +33,27 @@ class _Plain(BaseModel):
 
 class _Round(_Plain):
     steps: int = Field(ge=0)
+    straight: bool | None = None
+
+
+class _Host(BaseModel):
+    key: str = ""
 
 
 class _Rounds(BaseModel):
     context: int = Field(default=0, ge=0)
     plain: list[_Plain] = Field(min_length=1)
     rounds: list[_Round] = Field(min_length=1)
+    complete: bool = True
+    recipe: str = ""
+    engine: str = ""
+    device: str = ""
+    launch: dict[str, str] = {}
+    host: _Host = _Host()
+
+    @property
+    def origin(self) -> Origin:
+        return Origin(self.host.key, self.recipe, self.engine, self.device, self.launch)
 
 
 class _Latency(BaseModel):
@@ -85,6 +101,20 @@ def round_cost(path: Path) -> MeasuredCost:
     found = _load(path, _Rounds)
     rounds = {(row.batch, row.steps): row.seconds for row in found.rounds}
     return MeasuredCost(found.context, {row.batch: row.seconds for row in found.plain}, rounds)
+
+
+def doubt(path: Path, wanted: Origin) -> str:
+    """Return why a result of ``probe round`` says little of a launch, in words; empty where it may be believed.
+
+    :raises SpeculationInputError: when it cannot be read or is not one.
+    """
+    found = _load(path, _Rounds)
+    said = [] if found.complete else ["it is not complete"]
+    if any(row.straight is False for row in found.rounds):
+        said.append("tokens per second were no straight line in the accept length")
+    if other := found.origin.differs(wanted):
+        said.append(f"it was measured with {other}")
+    return "; ".join(said)
 
 
 def allreduce(path: Path, *, calls: int, hidden: int, backend: str = "nccl") -> AllReduce:

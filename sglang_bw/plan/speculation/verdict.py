@@ -125,12 +125,14 @@ def best_steps(accept: AcceptCurve, cost: RoundCost, context: int, concurrency: 
     """Return the draft steps after which one more no longer pays, and their speedup; 0 and 1 when the first does not.
 
     Step k pays while its marginal survival A_k exceeds the time it adds in units of R / tau, which is the same as
-    S(k) > S(k - 1).
+    S(k) > S(k - 1). Steps whose cost nobody knows, such as those that a probe left out, are passed over.
     """
-    best = 1.0
+    best, best_speedup = 0, 1.0
     for steps in range(1, MAX_STEPS + 1):
         found = cost.ratio(context, concurrency, steps)
-        if found.ratio is None or accept.length(steps) / found.ratio <= best:
-            return steps - 1, best
-        best = accept.length(steps) / found.ratio
-    return MAX_STEPS, best
+        if found.ratio is None:
+            continue
+        if (speedup := accept.length(steps) / found.ratio) <= best_speedup:
+            break
+        best, best_speedup = steps, speedup
+    return best, best_speedup
