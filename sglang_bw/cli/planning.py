@@ -149,8 +149,7 @@ def with_round(question: Question, given: Path | None) -> tuple[Question, Path |
     except SpeculationInputError as error:
         why = error.message
     if why:
-        again = f"`sglang-bw probe round {question.recipe.id}` measures again"
-        return _noted(question, f"{place} is not used: {why}; {again}"), None
+        return _noted(question, f"{place} is not used: {why}; `sglang-bw probe round` measures again"), None
     return _noted(question, f"cost of a round: measured here, {place}"), place
 
 

@@ -194,7 +194,9 @@ def consent(options: Options) -> Consent:
 
 def _seeded(command: Command, wanted: Origin) -> Command:
     """Return the launch with what `probe round` measured on this host, if there is anything to use."""
-    found = seed.find(command, wanted)
+    found, why = seed.find(command, wanted)
+    if why:
+        err.print(f"note: {why}; `sglang-bw probe round` measures again", markup=False)
     if found is None:
         return command
     err.print(f"note: the policy begins with the cost of rounds of {found.taken}: {found.probe}", markup=False)

@@ -68,7 +68,7 @@ def here(recipe: str = RECIPE, host: str = "", engine: str = ENGINE) -> Origin:
 @pytest.mark.engine
 def test_the_policy_begins_with_what_was_measured(engine_trees: EngineTrees) -> None:
     place = store(RECIPE)
-    found = seed.find(launch(), here())
+    found = seed.find(launch(), here())[0]
     assert found is not None
     command = found.give(launch())
     config = Path(flags.value(command.flags, seed.CONFIG_FLAG) or "")
@@ -76,38 +76,38 @@ def test_the_policy_begins_with_what_was_measured(engine_trees: EngineTrees) -> 
     written = json.loads(config.read_text())
     assert written["costs"] == [[0, 4, 0.010], [3, 4, pytest.approx(0.025)]]
     assert written["1"]["candidate_steps"] == [0, 1, 3]
-    assert seed.find(command, here()) is None
+    assert seed.find(command, here())[0] is None
     source = (engine_trees.patched / "sglang/srt/speculative/adaptive_spec_params.py").read_text()
     assert '"costs"' in source  # the engine knows the key
 
 
 def test_a_result_of_another_host_recipe_or_device_is_none_and_half_of_one_too() -> None:
     store(RECIPE)
-    assert seed.find(launch(), here(host="another")) is None
-    assert seed.find(launch(), here("tiny")) is None
-    assert seed.find(replace(launch(), device="cpu"), here()) is None
+    assert seed.find(launch(), here(host="another"))[0] is None
+    assert seed.find(launch(), here("tiny"))[0] is None
+    assert seed.find(replace(launch(), device="cpu"), here())[0] is None
     store(RECIPE, complete=False)
-    assert seed.find(launch(), here()) is None
+    assert seed.find(launch(), here())[0] is None
     store(RECIPE, seconds=0.05)  # no straight line
-    assert seed.find(launch(), here()) is None
+    assert seed.find(launch(), here())[0] is None
     store(RECIPE)
-    assert seed.find(launch(), here()) is not None
-    assert seed.find(launch(), here(engine="0.5.22")) is None
+    assert seed.find(launch(), here())[0] is not None
+    assert seed.find(launch(), here(engine="0.5.22"))[0] is None
     other = (Flag("speculative-draft-model-path", ("another",)), Flag("tp-size", ("4",)))
     for flag in other:
-        assert seed.find(launch(flag), here()) is None
+        assert seed.find(launch(flag), here())[0] is None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"complete": true, "taken": "x", "table": [[1, 2]]}'])
 def test_a_damaged_result_is_none(text: str) -> None:
     store(RECIPE).write_text(text)
-    assert seed.find(launch(), here()) is None
+    assert seed.find(launch(), here())[0] is None
 
 
 def test_a_config_of_the_user_and_another_policy_stay() -> None:
     store(RECIPE)
-    assert seed.find(launch(Flag(seed.CONFIG_FLAG, ("mine.json",))), here()) is None
-    assert seed.find(launch(Flag("speculative-adaptive-policy", ("accept-length",))), here()) is None
+    assert seed.find(launch(Flag(seed.CONFIG_FLAG, ("mine.json",))), here())[0] is None
+    assert seed.find(launch(Flag("speculative-adaptive-policy", ("accept-length",))), here())[0] is None
 
 
 def test_serve_says_and_shows_it() -> None:
@@ -118,6 +118,10 @@ def test_serve_says_and_shows_it() -> None:
     after = CliRunner().invoke(serve, ["--dry-run", *TINY], catch_exceptions=False)
     assert f"--{seed.CONFIG_FLAG}" in after.stdout
     assert "the policy begins with the cost of rounds of 20" in after.stderr
+    store("tiny", "cpu", engine="0.5.22")
+    other = CliRunner().invoke(serve, ["--dry-run", *TINY], catch_exceptions=False)
+    assert seed.CONFIG_FLAG not in other.stdout
+    assert "is not used: it was measured with engine 0.5.22" in other.stderr.replace("\n", " ")
 
 
 @pytest.fixture
@@ -155,7 +159,7 @@ def test_a_plan_says_why_it_passes_a_result_over(question: Question, change: dic
     assert found is None
     assert f"{place} is not used: " in noted.notes[-1]
     assert why in noted.notes[-1]
-    assert f"`sglang-bw probe round {RECIPE}` measures again" in noted.notes[-1]
+    assert "`sglang-bw probe round` measures again" in noted.notes[-1]
     # Who names the file wants it used; what is odd about it is said.
     noted, found = planning.with_round(question, place)
     assert found == place

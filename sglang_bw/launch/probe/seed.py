@@ -48,26 +48,27 @@ class Seed:
         return replace(command, flags=(*command.flags, Flag(CONFIG_FLAG, (str(place),))))
 
 
-def find(command: Command, wanted: Origin) -> Seed | None:
+def find(command: Command, wanted: Origin) -> tuple[Seed | None, str]:
     """Return what a launch can begin with: the result of this host, recipe, engine and launch, for its steps.
 
-    ``None`` for a launch without the goodput policy, or with a config of its own.
+    Nothing for a launch without the goodput policy, or with a config of its own.
 
     :param wanted: what the launch is; its flags are taken from ``command``.
+    :return: it, and why a result that is there is not used, in words.
     """
     steps = flags.value(command.flags, "speculative-num-steps")
     policy = flags.value(command.flags, "speculative-adaptive-policy")
-    if policy != "goodput" or steps is None or flags.has(command.flags, CONFIG_FLAG):
-        return None
     place = probes.place("round", wanted.host, wanted.recipe, command.device)
+    if policy != "goodput" or steps is None or flags.has(command.flags, CONFIG_FLAG) or not place.is_file():
+        return None, ""
     try:
-        if doubt(place, replace(wanted, device=command.device, launch=of_flags(command.flags))):
-            return None
+        if why := doubt(place, replace(wanted, device=command.device, launch=of_flags(command.flags))):
+            return None, f"{place} is not used: {why}"
         stored = _Stored.model_validate_json(place.read_bytes())
     except (SpeculationInputError, OSError, ValidationError):
-        return None
+        return None, f"{place} is not used: it is no result of `sglang-bw probe round`"
     rows = [list(row) for row in stored.table if row[0] <= int(steps)]
     if not any(row[0] for row in rows):
-        return None
+        return None, f"{place} is not used: it has no round of up to {steps} steps"
     candidate_steps = list(chain.candidates(int(steps)))
-    return Seed(place, stored.taken, {"1": {"candidate_steps": candidate_steps}, "costs": rows})
+    return Seed(place, stored.taken, {"1": {"candidate_steps": candidate_steps}, "costs": rows}), ""
