@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from sglang_bw.errors import BwError
+from sglang_bw.host import probes
 from sglang_bw.ledger.entry import Entry, Number, Result, new_id
 from sglang_bw.ledger.failure import FailureClass
 from sglang_bw.ledger.record import EngineRecord, Host
@@ -16,6 +17,10 @@ from sglang_bw.ledger.record import EngineRecord, Host
 
 class Measured(Protocol):
     """What was found so far."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether that is all."""
 
     def title(self) -> str:
         """Return what was measured, in words."""
@@ -45,6 +50,8 @@ class Probe:
     def entry(self, result: Result, error: BwError | None = None) -> Entry:
         """Return the entry of a probe that has ended."""
         now = datetime.now(UTC)
+        numbers = dict(self.measured.numbers())
+        file = self._file() if numbers else None
         return Entry(
             id=new_id(now),
             kind="probe",
@@ -56,6 +63,11 @@ class Probe:
             failure=self.measured.failure(error) if error else None,
             summary=self.measured.title(),
             evidence=(error.message,) if error else (),
-            numbers=dict(self.measured.numbers()),
-            artefacts=(str(self.place.absolute()),) if self.place.is_file() else (),
+            numbers=numbers,
+            artefacts=(str(file.absolute()),) if file else (),
         )
+
+    def _file(self) -> Path | None:
+        """Return the file with these numbers: at the place itself may be an earlier result, which was whole."""
+        places = [self.place] if self.measured.complete else [probes.partial(self.place), self.place]
+        return next((path for path in places if path.is_file()), None)
