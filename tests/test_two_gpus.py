@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from sglang_bw.host import probes
 from tests.conftest import CHECKOUT
 
 sys.path.append(str(CHECKOUT / "scripts"))
@@ -346,7 +347,7 @@ def test_what_a_probe_measured_is_kept_when_it_is_ended(bench: Bench, monkeypatc
     def ended(words: list[str], **_: Any) -> None:
         rest = dict.fromkeys(("failures", "versions", "hidden", "gpus", "taken"))
         found: Record = {**rest, "latencies": [{"backend": "nccl"}], "complete": False}
-        Path(words[words.index("--out") + 1]).write_text(json.dumps(found))
+        probes.store(Path(words[words.index("--out") + 1]), found)
         raise SystemExit(143)
 
     monkeypatch.setattr(subprocess, "run", ended)

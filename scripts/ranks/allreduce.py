@@ -10,6 +10,8 @@ from pathlib import Path
 
 from record.servers import Record
 
+from sglang_bw.host import probes
+
 from .bench import Bench, ranks
 
 # Not nccl-symm-mem: it turns NVLink multicast on. Not torch-symm-mem without the switch: it needs multicast.
@@ -49,16 +51,21 @@ def _probe(bench: Bench, hidden: int) -> None:
             code = subprocess.run(
                 words, stdout=file, stderr=subprocess.STDOUT, check=False, env=dict(os.environ)
             ).returncode
-        if not out.exists():
+        if not _stored(out):
             raise RuntimeError(f"the probe ended with {code}: {log.read_text(errors='replace')[-1500:]}")
-    finally:  # the probe keeps every way that it has measured, and this part may be ended meanwhile
-        if out.exists():
-            found: Record = json.loads(out.read_text())
+    finally:  # the probe keeps every size that it has measured, and this part may be ended meanwhile
+        if file := _stored(out):
+            found: Record = json.loads(file.read_text())
             kept = {
                 key: found[key] for key in ("latencies", "failures", "versions", "complete", "hidden", "gpus", "taken")
             }
             bench.record["sizes"][str(hidden)] = {"command": words, "exit_code": code} | kept
             bench.keep()
+
+
+def _stored(out: Path) -> Path | None:
+    """Return the file of a probe: one that is not complete is beside its place."""
+    return next((path for path in (probes.partial(out), out) if path.exists()), None)
 
 
 def _links(bench: Bench) -> Record:

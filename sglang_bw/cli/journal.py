@@ -94,7 +94,7 @@ def probing(probe: Probe) -> Iterator[None]:
 
 
 def _say_kept(probe: Probe) -> None:
-    if probe.kept:
+    if probe.kept and probe.kept != probe.place:
         err.print(f"what was measured: {probe.kept}", markup=False)
 
 

@@ -54,7 +54,12 @@ class _Positive(click.IntRange):
     metavar="FILE.json",
     help="Result of `probe round`; the stored one of this host if left out.",
 )
-@click.option("--probe-allreduce", type=_FILE, metavar="FILE.json", help="Result of `probe allreduce` on this host.")
+@click.option(
+    "--probe-allreduce",
+    type=_FILE,
+    metavar="FILE.json",
+    help="Result of `probe allreduce`; the stored one of this host if left out.",
+)
 @click.option("--replay", type=_FILE, metavar="FILE.csv", help="Predict every row of a published table, and compare.")
 @click.option("--accept-length-given", is_flag=True, help="With --replay: accept lengths in the file are inputs.")
 @click.option("--force", is_flag=True, help="End with exit code 0 whatever the plan says.")
@@ -97,6 +102,7 @@ def plan(
         return
     if name is None:
         raise click.UsageError("name a recipe, a recipe file or a model; or a table with --replay FILE.csv.")
+    from sglang_bw.cli import reductions
     from sglang_bw.cli.plan_view import show
     from sglang_bw.plan import plan as plans
     from sglang_bw.plan.pays import Measured
@@ -123,6 +129,10 @@ def plan(
         )
     )
     question, probe_round = planning.with_round(question, probe_round)
+    if probe_allreduce:
+        question = reductions.with_named(question, probe_allreduce)
+    elif probe_round is None:  # which has its all-reduces in it
+        question, probe_allreduce = reductions.with_stored(question)
     measured = Measured(accept_log, decode, probe_round, probe_allreduce)
     with _progress() as tell:
         made = plans.make(question, ask="no" if no_resolve else "run", force=force, measured=measured, tell=tell)

@@ -138,9 +138,9 @@ def with_round(question: Question, given: Path | None) -> tuple[Question, Path |
     if not flags.has(question.flags, "speculative-algorithm"):
         return question, given
     if given:
-        why = round_probes.doubt(given, _origin(question, _key_here(question) or ""))
-        return (_noted(question, f"{given} may not hold for this launch: {why}") if why else question), given
-    key = _key_here(question)
+        why = round_probes.doubt(given, _origin(question, key_here(question) or ""))
+        return (noted(question, f"{given} may not hold for this launch: {why}") if why else question), given
+    key = key_here(question)
     place = probes.place("round", key, question.recipe.id, question.machine.device) if key else None
     if place is None or not place.is_file():
         return question, None
@@ -149,11 +149,11 @@ def with_round(question: Question, given: Path | None) -> tuple[Question, Path |
     except SpeculationInputError as error:
         why = error.message
     if why:
-        return _noted(question, f"{place} is not used: {why}; `sglang-bw probe round` measures again"), None
-    return _noted(question, f"cost of a round: measured here, {place}"), place
+        return noted(question, f"{place} is not used: {why}; `sglang-bw probe round` measures again"), None
+    return noted(question, f"cost of a round: measured here, {place}"), place
 
 
-def _key_here(question: Question) -> str | None:
+def key_here(question: Question) -> str | None:
     """Return the key of this host where the plan is for its GPUs."""
     here = seen(nvml.read(nvml.load()))
     planned_for = question.machine
@@ -168,7 +168,8 @@ def _origin(question: Question, key: str) -> Origin:
     )
 
 
-def _noted(question: Question, note: str) -> Question:
+def noted(question: Question, note: str) -> Question:
+    """Return the question with one more note."""
     return replace(question, notes=(*question.notes, note))
 
 

@@ -16,6 +16,7 @@ from sglang_bw.cli.console import err, out, print_json, print_table
 from sglang_bw.cli.interrupt import end_like_ctrl_c
 from sglang_bw.cli.journal import probing
 from sglang_bw.cli.probe import machine_of, progress
+from sglang_bw.errors import OutputError
 from sglang_bw.host import fingerprint, probes
 from sglang_bw.launch import command as commands
 from sglang_bw.launch import engine as engines
@@ -164,7 +165,11 @@ def _probing(probe: Probe, result: Result, options: Options) -> Iterator[None]:
     """
     end_like_ctrl_c(signal.SIGTERM)  # the engine is ended then, and the ledger told
     with probing(probe):
-        yield
+        try:
+            yield
+        except OutputError:  # it is shown at least
+            _show(result)
+            raise
         if options.as_json:
             print_json(result.as_json())
         else:

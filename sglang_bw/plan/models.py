@@ -9,7 +9,9 @@ from pathlib import Path
 from sglang_bw.errors import CheckpointError, PlanInputError, UnknownModelError
 from sglang_bw.plan import checkpoint
 from sglang_bw.plan.checkpoint import Checkpoint
+from sglang_bw.plan.config import read_shape
 from sglang_bw.plan.question import Question
+from sglang_bw.plan.shapes import ModelShape
 from sglang_bw.recipes import configs, flags
 from sglang_bw.recipes.schema import Weights
 
@@ -58,6 +60,19 @@ def read(question: Question, progress: Callable[[int, int], None] | None = None)
     speculates = flags.has(question.flags, "speculative-algorithm")
     draft = one("draft", draft_name, recipe.draft) if speculates and draft_name else None
     return Models(target, draft, folders, tuple(notes))
+
+
+def shape(name: str, weights: Weights | None) -> ModelShape:
+    """Return the shape of a model from its configuration alone: on the disk, or the facts that ship with a recipe.
+
+    :raises PlanInputError: a path that does not exist.
+    :raises CheckpointError: nothing at hand describes it, or what is there is damaged.
+    """
+    place = _place(name, weights)
+    if place is None:
+        return checkpoint.read(name, revision=weights.revision if weights else None).shape
+    file = place.path / "config.json"
+    return read_shape(checkpoint.read_config(file), origin=str(file))
 
 
 def _place(name: str, weights: Weights | None) -> configs.ModelFolder | None:

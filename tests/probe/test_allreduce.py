@@ -19,7 +19,8 @@ from sglang_bw.cli.probe import probe
 from sglang_bw.errors import AllReduceError, OutputError, ProbeError
 from sglang_bw.host import probes
 from sglang_bw.launch.probe import sizes, variants
-from sglang_bw.launch.probe.allreduce import Failure, Job, Latency, Result
+from sglang_bw.launch.probe.allreduce import Failure, Latency, Result
+from sglang_bw.launch.probe.torchrun import Job
 from sglang_bw.plan.speculation.probe import allreduce
 from tests.launch.serving import alive, until
 from tests.probe.test_rounds import HOST
@@ -51,15 +52,18 @@ def test_gloo_at_a_recipes_sizes(tmp_path: Path) -> None:
 def test_a_rank_that_stops_is_noticed_and_nothing_is_left(tmp_path: Path) -> None:
     file = tmp_path / "found.json"
     command = [*COMMAND, "--hidden", "64", "--gpus", "2", "--rows", "1", "--out", str(file), "--timeout", "20"]
-    process = subprocess.Popen(
-        [*command, "--repetitions", "1000000"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
+    environ = {**os.environ, "TMPDIR": str(tmp_path)}
+    words = [*command, "--repetitions", "1000000"]
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environ)
     ranks = _ranks(process.pid)
+    until(lambda: any('"start"' in told.read_text() for told in tmp_path.glob("*/gloo.jsonl")), 60, "it has begun")
     psutil.Process(ranks[0]).send_signal(signal.SIGSTOP)
     _, said = process.communicate(timeout=240)
     assert process.returncode == 67, said
     assert "gloo hung" in said
-    assert json.loads(file.read_text())["failures"][0]["kind"] == "hung"
+    left = json.loads(probes.partial(file).read_text())
+    assert (left["failures"][0]["kind"], left["complete"]) == ("hung", False)
+    assert not file.exists()
     until(lambda: not any(map(alive, ranks)), 30, "every rank is gone")
 
 

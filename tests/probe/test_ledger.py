@@ -34,6 +34,7 @@ def reduce(
     def measure(result: allreduce.Result, *_: Any, keep: Callable[[Any], None], **__: Any) -> None:
         result.latencies += [Latency("gloo", rows, 128 * rows, False, 10.0 * rows, 12.0, 20) for rows in (1, 4)]
         result.failures += failures
+        result.complete = not end
         keep(result)
         if end:
             raise end
@@ -60,6 +61,7 @@ def test_all_reduces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entries: C
     assert (bad.result, bad.failure, bad.evidence) == ("failed", "hang", ("custom hung: it said nothing for 120 s",))
     assert bad.numbers == good.numbers
     assert cut.result == "interrupted"
+    assert cut.artefacts == (str(tmp_path / "found.partial.json"),)  # not the whole one of before
 
 
 @pytest.mark.parametrize(("seconds", "error"), [((0.02, 0.02), None), ((0.02, 0.04), RoundFitError), ((), ProbeError)])

@@ -5,55 +5,40 @@ A way that hangs is killed and the next one starts; a sum that differs from the 
 
 from __future__ import annotations
 
-import json
-import os
+import re
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import sglang_bw
 from sglang_bw.errors import AllReduceError, BwError, ProbeError
 from sglang_bw.host.fingerprint import Fingerprint
-from sglang_bw.launch.cause import cause
+from sglang_bw.launch.probe.sizes import Sizes
+from sglang_bw.launch.probe.torchrun import Job, Run
 from sglang_bw.launch.probe.variants import Variant
-from sglang_bw.launch.process import EngineProcess, SignalRelay
+from sglang_bw.launch.process import SignalRelay
 from sglang_bw.ledger.entry import Number
 from sglang_bw.ledger.failure import FailureClass, classify
 
-# The tool's package under its own name, and nothing else of the tool's environment on the import path.
-_START = """
-import json, sys, types
-from pathlib import Path
-package = types.ModuleType("sglang_bw")
-package.__path__ = [sys.argv[1]]
-sys.modules["sglang_bw"] = package
-from sglang_bw.launch.probe.ranks.main import main
-main(json.loads(sys.argv[2]), Path(sys.argv[3]))
-"""
-_POLL_S = 0.05
-
-
-@dataclass(frozen=True)
-class Job:
-    """What is measured.
-
-    :ivar gpus: ranks; processes on a CPU.
-    :ivar hidden: numbers of two bytes in a row.
-    :ivar rows: rows of a message: of a decode step its batch, of a verify pass batch x draft tokens.
-    :ivar repetitions: sums that are compared with the reference's at every size, before it is timed.
-    :ivar timeout_s: a way that says nothing for so long is killed.
-    """
-
-    device: str
-    gpus: int
-    hidden: int
-    rows: tuple[int, ...]
-    repetitions: int = 20
-    timeout_s: float = 120.0
+_DANGEROUS = ("wrong", "hung", "died")
+# Before any rank was there, by words of the reason: what to do next.
+_NEXT = (
+    (
+        re.compile(r"no sign of life"),
+        "importing torch can take minutes on a busy disk: --timeout SECONDS gives it more.",
+    ),
+    (
+        re.compile(r"No module named|ModuleNotFoundError|ImportError"),
+        "`sglang-bw install` puts the engine and torch there; --python names the interpreter of another environment.",
+    ),
+    (
+        re.compile(r"out of memory|OutOfMemory", re.IGNORECASE),
+        "`nvidia-smi` names the programs that hold the GPUs' memory.",
+    ),
+)
+_LOOK = "`sglang-bw doctor` looks at driver, GPUs and engine."
 
 
 @dataclass(frozen=True)
@@ -75,7 +60,11 @@ class Latency:
 
 @dataclass(frozen=True)
 class Failure:
-    """A way that is not to be had (``absent``), or must not be used (``wrong``, ``hung``, ``died``)."""
+    """A way that is not to be had, or must not be used.
+
+    :ivar kind: ``absent``: not here, or not at this size; ``unstarted``: no rank came up, which says nothing of the way
+        itself; ``wrong``, ``hung``, ``died``: do not use it.
+    """
 
     backend: str
     kind: str
@@ -84,11 +73,18 @@ class Failure:
 
 @dataclass
 class Result:
-    """What was found, complete or not yet."""
+    """What was found, complete or not yet.
+
+    :ivar sizes: which passes have messages of so many rows; ``None`` when nobody knows.
+    :ivar backends: way -> what decides about all-reduces in the environment of its processes.
+    :ivar complete: every way was tried, and something was measured.
+    """
 
     job: Job
     host: Fingerprint
     recipe: str = ""
+    sizes: Sizes | None = None
+    backends: dict[str, dict[str, str]] = field(default_factory=dict)
     versions: dict[str, Any] = field(default_factory=dict)
     latencies: list[Latency] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
@@ -108,14 +104,35 @@ class Result:
             "hidden": self.job.hidden,
             "dtype": "bfloat16",
             "device": self.job.device,
+            "batches": self.sizes.batches if self.sizes else None,
+            "draft_tokens": self.sizes.draft_tokens if self.sizes else None,
+            "sizes": [self._size(rows) for rows in self.job.rows],
+            "backends": self.backends,
             "latencies": [asdict(row) for row in self.latencies],
             "failures": [asdict(row) for row in self.failures],
         }
 
+    def _size(self, rows: int) -> dict[str, Any]:
+        fastest = self.fastest(rows)
+        return {
+            "rows": rows,
+            "bytes": rows * self.job.hidden * 2,
+            "in": self.passes(rows),
+            "fastest": fastest.backend if fastest else None,
+        }
+
+    def passes(self, rows: int) -> str:
+        """Return which passes have messages of so many rows."""
+        return self.sizes.of(rows) if self.sizes else ""
+
+    def at(self, rows: int) -> dict[str, Latency]:
+        """Return what counts at a size, by way: times in CUDA graphs where there are graphs, as passes run in them."""
+        graphs = self.job.graphs
+        return {row.backend: row for row in self.latencies if (row.rows, row.graph) == (rows, graphs)}
+
     def fastest(self, rows: int) -> Latency | None:
         """Return the quickest way at a size."""
-        found = [row for row in self.latencies if row.rows == rows]
-        return min(found, key=lambda row: row.microseconds, default=None)
+        return min(self.at(rows).values(), key=lambda row: row.microseconds, default=None)
 
     def title(self) -> str:
         """Return what was measured, in words."""
@@ -136,86 +153,32 @@ class Result:
 
     def error(self) -> AllReduceError | ProbeError | None:
         """Return what a user must know of: ways that are dangerous, or nothing that works."""
-        bad = [row for row in self.failures if row.kind != "absent"]
+        bad = [row for row in self.failures if row.kind in _DANGEROUS]
+        unstarted = [row for row in self.failures if row.kind == "unstarted"]
+        measured = {row.backend for row in self.latencies}
         if bad:
-            said = "; ".join(f"{row.backend} {row.kind}: {row.reason}" for row in bad)
-            return AllReduceError(said, hint="do not serve with these; the others were measured and stored.")
-        if not self.latencies:
-            said = "; ".join(f"{row.backend}: {row.reason}" for row in self.failures)
-            return ProbeError(f"no all-reduce could be measured: {said}")
+            said = "; ".join(f"{row.backend} {row.kind}: {row.reason}" for row in [*bad, *unstarted])
+            others = measured - {row.backend for row in bad}
+            rest = "; the others were measured and stored." if others else "."
+            return AllReduceError(said, hint=f"do not serve with these{rest}")
+        if unstarted:
+            rest = "; the others were measured and stored" if measured else ""
+            return ProbeError(f"no rank came up: {_by_reason(unstarted)}{rest}", hint=_next(unstarted[0].reason))
+        if not measured:
+            return ProbeError(f"no all-reduce could be measured: {_by_reason(self.failures)}")
         return None
 
 
-class Run:
-    """One way: its processes, their log and what they tell."""
-
-    def __init__(self, job: Job, variant: Variant, python: Path, environ: Mapping[str, str], scratch: Path) -> None:
-        self.job, self.variant = job, variant
-        self.out, self.log = scratch / f"{variant.name}.jsonl", scratch / f"{variant.name}.log"
-        self.out.touch()
-        self.command = command(job, variant, python, self.out)
-        self.environ = {**environ, **variant.env, **environment(job, environ)}
-        self._read = 0
-
-    def events(self, relay: SignalRelay) -> Iterator[dict[str, Any]]:
-        """Start it and yield what it tells; at a bad end last of all ``died``, ``hung`` or ``interrupted``."""
-        process = EngineProcess(self.command, self.environ, self.log, grace_s=2)
-        relay.connect(process)
-        quiet = time.monotonic()
-        try:
-            while True:
-                code = process.poll()
-                for event in self._new():
-                    quiet = time.monotonic()
-                    yield event
-                if relay.received:
-                    yield {"event": "interrupted"}
-                    return
-                if code is not None:
-                    break
-                if time.monotonic() - quiet > self.job.timeout_s:
-                    yield {"event": "hung", "reason": f"no sign of life for {self.job.timeout_s:.0f} s"}
-                    return
-                time.sleep(_POLL_S)
-            if code:
-                yield {"event": "died", "reason": cause(self.log) or f"exit code {code}"}
-        finally:
-            process.kill()
-            process.wait(30)
-
-    def _new(self) -> Iterator[dict[str, Any]]:
-        with self.out.open("rb") as file:
-            file.seek(self._read)
-            new = file.read()
-        whole = new[: new.rfind(b"\n") + 1]
-        self._read += len(whole)
-        yield from map(json.loads, whole.splitlines())
+def _by_reason(failures: Iterable[Failure]) -> str:
+    """Say each reason once, behind the ways that it holds for."""
+    ways: dict[str, list[str]] = {}
+    for row in failures:
+        ways.setdefault(row.reason, []).append(row.backend)
+    return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in ways.items())
 
 
-def command(job: Job, variant: Variant, python: Path, out: Path) -> list[str]:
-    """Return the torchrun line of a way."""
-    facts = {
-        "way": variant.way,
-        "device": job.device,
-        "hidden": job.hidden,
-        "rows": list(job.rows),
-        "repetitions": job.repetitions,
-        "graphs": job.device == "cuda",
-    }
-    return [
-        *(str(python), "-P", "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"),
-        *("--nproc-per-node", str(job.gpus), "--no-python"),
-        *(str(python), "-P", "-c", _START, str(Path(sglang_bw.__file__).parent), json.dumps(facts), str(out)),
-    ]
-
-
-def environment(job: Job, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what every way's processes get besides."""
-    bound = str(job.hidden * max(job.rows))
-    # All ranks are on this host, whose own name need not be one that it can resolve.
-    gloo = environ.get("GLOO_SOCKET_IFNAME", "lo")
-    own = {"OMP_NUM_THREADS": "1", "SGLANG_PCIE_IPC_MAX_NUMEL": bound, "GLOO_SOCKET_IFNAME": gloo}
-    return own | ({"CUDA_VISIBLE_DEVICES": ""} if job.device == "cpu" else {})
+def _next(reason: str) -> str:
+    return next((hint for words, hint in _NEXT if words.search(reason)), _LOOK)
 
 
 def measure(
@@ -230,44 +193,57 @@ def measure(
     """Measure every way, one after the other.
 
     :param tell: gets a line about what is being done.
-    :param keep: is called after each way, so that nothing is lost when the next one is interrupted.
+    :param keep: is called after each size and each way, so that nothing is lost when the next one is interrupted.
     :raises KeyboardInterrupt: a signal came; what was measured has been kept.
     """
     with tempfile.TemporaryDirectory(prefix="sglang-bw-probe-") as folder, SignalRelay() as relay:
         for number, variant in enumerate(variants, 1):
             run = Run(result.job, variant, python, environ, Path(folder))
+            result.backends[variant.name] = variant.shown(environ)
+            started = False
             tell(f"{number}/{len(variants)} {variant.name}: starting {result.job.gpus} processes")
             for event in run.events(relay):
                 if event["event"] == "interrupted":
                     raise KeyboardInterrupt
-                _take(result, variant, event)
+                started = started or event["event"] == "start"
+                _take(result, variant.name, event, started=started)
+                if event["event"] == "size":
+                    keep(result)
                 if said := _line(event):
                     tell(f"{number}/{len(variants)} {variant.name}: {said}")
             keep(result)
             if relay.received:
                 raise KeyboardInterrupt
-    result.complete = True
+    result.complete = bool(result.latencies)
     keep(result)
     return result
 
 
-def _take(result: Result, variant: Variant, event: dict[str, Any]) -> None:
+def _take(result: Result, way: str, event: dict[str, Any], *, started: bool) -> None:
     kind = event["event"]
+    fields = {name: value for name, value in event.items() if name != "event"}
     if kind == "start":
-        result.versions.update({name: value for name, value in event.items() if name != "event"})
+        result.versions.update(fields)
     elif kind == "size":
-        fields = {name: value for name, value in event.items() if name != "event"}
-        result.latencies.append(Latency(variant.name, **fields))
-    elif kind == "wrong":
+        result.latencies.append(Latency(way, **fields))
+    elif failure := _failure(way, event, started=started):
+        # The exception that a rank has told says more than how its process ended.
+        told = kind == "died" and any((row.backend, row.kind) == (way, "died") for row in result.failures)
+        if not told:
+            result.failures.append(failure)
+
+
+def _failure(way: str, event: dict[str, Any], *, started: bool) -> Failure | None:
+    kind = event["event"]
+    if kind == "wrong":
         where = "in a CUDA graph" if event["graph"] else "eagerly"
         said = f"{event['wrong']} of {event['repetitions']} sums of {event['bytes']} bytes {where}"
-        result.failures.append(Failure(variant.name, "wrong", said))
-    elif kind in ("absent", "hung", "died"):
-        told = any(row.backend == variant.name for row in result.failures)
-        if not told:
-            result.failures.append(Failure(variant.name, kind, event["reason"]))
-    elif kind == "failed":
-        result.failures.append(Failure(variant.name, "died", event["reason"]))
+        return Failure(way, "wrong", said)
+    if kind in ("hung", "died") and not started:
+        return Failure(way, "unstarted", event["reason"])
+    if kind in ("absent", "hung", "died", "failed"):
+        return Failure(way, "died" if kind == "failed" else kind, event["reason"])
+    return None
 
 
 def _line(event: dict[str, Any]) -> str:
@@ -275,9 +251,3 @@ def _line(event: dict[str, Any]) -> str:
         sums = f", {event['repetitions']} sums compared" if "repetitions" in event else ""
         return f"{event['rows']} rows, {'graph' if event['graph'] else 'eager'}{sums}"
     return {"import": "importing torch", "start": "connected"}.get(event["event"], "")
-
-
-def environ_for(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the engine's environment for the probe: bytecode may be written, the ranks' own variables are not ours."""
-    foreign = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "PYTHONDONTWRITEBYTECODE")
-    return {name: value for name, value in environ.items() if name not in foreign} or dict(os.environ)

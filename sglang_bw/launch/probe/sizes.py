@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sglang_bw.errors import CheckpointError, ProbeError
+from sglang_bw.errors import CheckpointError, PlanInputError, ProbeError
 from sglang_bw.launch.command import Command
-from sglang_bw.plan import checkpoint
+from sglang_bw.plan import models
 from sglang_bw.recipes import flags
+from sglang_bw.recipes.schema import Weights
 
 _MOST_BATCH = 64
 _BATCH_LIMITS = ("cuda-graph-max-bs-decode", "cuda-graph-max-bs", "max-running-requests")
@@ -41,16 +42,19 @@ class Sizes:
         return ", ".join(passes)
 
 
-def of_command(command: Command, *, hidden: int | None = None, gpus: int | None = None) -> Sizes:
+def of_command(
+    command: Command, weights: Weights | None = None, *, hidden: int | None = None, gpus: int | None = None
+) -> Sizes:
     """Return the sizes of a launch.
 
+    :param weights: what its recipe says of the target, which may be all that is known here.
     :param hidden: in place of the model's.
     :param gpus: in place of the launch's tensor parallelism.
     :raises ProbeError: nobody knows the hidden size.
     """
     return Sizes(
         gpus=gpus or number(command, "tp-size") or 1,
-        hidden=hidden or _hidden(command),
+        hidden=hidden or _hidden(command, weights),
         batches=batches(command),
         draft_tokens=(number(command, "speculative-num-draft-tokens") or 1) if command.speculates else 1,
     )
@@ -70,10 +74,10 @@ def number(command: Command, name: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() else None
 
 
-def _hidden(command: Command) -> int:
+def _hidden(command: Command, weights: Weights | None) -> int:
     try:
-        return checkpoint.read(command.target).shape.hidden
-    except CheckpointError as error:
+        return models.shape(command.target, weights).hidden
+    except (CheckpointError, PlanInputError) as error:
         raise ProbeError(
             f"the hidden size of {command.target} is not known: {error.message}",
             hint="name it: --hidden N (hidden_size of its config.json).",

@@ -21,6 +21,10 @@ from sglang_bw.plan.speculation.cost import Ratio
 from sglang_bw.plan.speculation.tables import parameters
 from sglang_bw.recipes.origin import Origin
 
+# The engine sets these itself where nobody else does.
+_OF_THE_ENGINE = {"NCCL_CUMEM_ENABLE", "NCCL_NVLS_ENABLE"}
+# They change what is written, not what is done.
+_LOGS = {"NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS"}
 _MAKE_ONE = "run `sglang-bw probe round` or `sglang-bw probe allreduce` with --json"
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -60,10 +64,32 @@ class _Latency(BaseModel):
     bytes: int = Field(ge=1)
     microseconds: float = Field(gt=0, allow_inf_nan=False)
     backend: str = "nccl"
+    graph: bool | None = None
 
 
 class _Latencies(BaseModel):
+    """The fields behind the first are those of the command's own files; what somebody else wrote there is no error."""
+
     latencies: list[_Latency] = Field(min_length=1)
+    gpus: object = None
+    hidden: object = None
+    device: object = None
+    complete: object = None
+    backends: object = None
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """What the all-reduces of a launch are.
+
+    :ivar gpus: of one tensor-parallel group.
+    :ivar env: variables of NCCL that the launch has.
+    """
+
+    gpus: int
+    hidden: int
+    device: str
+    env: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -125,6 +151,8 @@ def allreduce(path: Path, *, calls: int, hidden: int, backend: str = "nccl") -> 
     """
     found = _load(path, _Latencies)
     rows = [row for row in found.latencies if row.backend == backend]
+    # Passes run in CUDA graphs, so where those were measured their times count.
+    rows = [row for row in rows if row.graph] or rows
     if not rows:
         have = ", ".join(sorted({row.backend for row in found.latencies}))
         raise SpeculationInputError(f"{path} has no latencies of {backend}", hint=f"it has {have}")
@@ -132,6 +160,36 @@ def allreduce(path: Path, *, calls: int, hidden: int, backend: str = "nccl") -> 
     for row in rows:
         fastest[row.bytes] = min(fastest.get(row.bytes, math.inf), row.microseconds * 1e-6)
     return AllReduce(calls, hidden, tuple(sorted(fastest.items())))
+
+
+def unlike(path: Path, launch: Reduced, backend: str = "nccl") -> str:
+    """Return in what a result of ``probe allreduce`` was measured otherwise; a file that does not say it in nothing.
+
+    :raises SpeculationInputError: it cannot be read or is not one.
+    """
+    found = _load(path, _Latencies)
+    pairs = [
+        (name, getattr(found, name), getattr(launch, name))
+        for name in ("gpus", "hidden", "device")
+        if getattr(found, name) is not None
+    ]
+    ways = found.backends if isinstance(found.backends, dict) else {}
+    if isinstance(env := ways.get(backend), dict):
+        names = sorted({*env, *launch.env} - _LOGS - (_OF_THE_ENGINE - launch.env.keys()))
+        pairs += [(name, env.get(name, "unset"), launch.env.get(name, "unset")) for name in names]
+    return ", ".join(f"{name} {here} in place of {there}" for name, here, there in pairs if here != there)
+
+
+def check_stored(path: Path, launch: Reduced) -> None:
+    """Check that a result of ``probe allreduce`` can stand for a launch that nobody has named it for.
+
+    :raises SpeculationInputError: it cannot.
+    """
+    if _load(path, _Latencies).complete is not True:
+        raise SpeculationInputError(f"{path} is not complete")
+    if other := unlike(path, launch):
+        raise SpeculationInputError(f"{path} was measured otherwise: {other}")
+    allreduce(path, calls=1, hidden=launch.hidden)
 
 
 def _load(path: Path, model: type[Model]) -> Model:
