@@ -18,6 +18,8 @@ _FLAGS = (
     "quantization",
     "speculative-draft-model-quantization",
     "kv-cache-dtype",
+    "attention-backend",
+    "moe-runner-backend",
 )
 
 
