@@ -89,6 +89,15 @@ def write_model(directory: Path) -> Path:
     return directory
 
 
+def write_recipe(path: Path, model: Path, requests: int = 16) -> None:
+    """Write a recipe with the id ``mine``: EAGLE-3 in 3 steps, the model its own draft."""
+    target = f"{{path: {model}}}"
+    path.write_text(
+        f"id: mine\ntitle: mine\nengine: {{sglang: '>=0.5.23,<0.5.24'}}\ntarget: {target}\ndraft: {target}\n"
+        f"spec: {{algorithm: EAGLE3, steps: 3, topk: 1, draft_tokens: 4}}\nargs: {{max-running-requests: {requests}}}\n"
+    )
+
+
 def write_tree(tree: Path, *, patched: bool = True, without: str = "") -> Path:
     """Write an engine tree around the fake: with its record when patched, as upstream's when not.
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sglang_bw.ledger.entry import Entry
-from tests.launch.serving import free_port, write_model, write_tree
+from tests.launch.serving import free_port, write_model, write_recipe, write_tree
 
 REPEATED = "exactly this launch has failed on this host"
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -21,11 +21,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.fixture
 def run(fake_tree: Path, model: Path, tmp_path: Path) -> Run:
     """Run a command on the recipe my.yaml, whose id is `mine`, with the fake engine."""
-    target = f"{{path: {model}}}"
-    (tmp_path / "my.yaml").write_text(
-        f"id: mine\ntitle: mine\nengine: {{sglang: '>=0.5.23,<0.5.24'}}\ntarget: {target}\ndraft: {target}\n"
-        "spec: {algorithm: EAGLE3, steps: 3, topk: 1, draft_tokens: 4}\nargs: {max-running-requests: 16}\n"
-    )
+    write_recipe(tmp_path / "my.yaml", model)
 
     def call(
         *words: str, engine: bool = True, mode: str = "fails", tree: Path | None = None
@@ -76,7 +72,9 @@ def test_ab_refuses_what_the_plan_refuses_before_any_load(
     assert not (tmp_path / "pids.txt").exists()
 
 
-def test_another_search_has_another_name(run: Run, entries: Callable[[], list[Entry]], tmp_path: Path) -> None:
+def test_another_search_has_another_name(
+    run: Run, entries: Callable[[], list[Entry]], model: Path, tmp_path: Path
+) -> None:
     recipe, prompts = tmp_path / "my.yaml", tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "one"}\n')
     draft = write_model(tmp_path / "draft")
@@ -95,7 +93,7 @@ def test_another_search_has_another_name(run: Run, entries: Callable[[], list[En
     found = {first, study("--draft", str(draft)), study(tree=write_tree(tmp_path / "other", without="goodput-policy"))}
     prompts.write_text('{"prompt": "two"}\n')
     found.add(study())
-    recipe.write_text(recipe.read_text().replace("max-running-requests: 16", "max-running-requests: 8"))
+    write_recipe(recipe, model, requests=8)
     found.add(study())
     assert len(found) == 5
     assert REPEATED not in said[0]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from sglang_bw.ledger.entry import Entry
-from tests.launch.serving import alive, until
+from tests.launch.serving import alive, until, write_recipe
 
 Started = Callable[..., "subprocess.Popen[str]"]
 
@@ -22,11 +22,7 @@ Started = Callable[..., "subprocess.Popen[str]"]
 @pytest.fixture
 def start(fake_tree: Path, model: Path, tmp_path: Path) -> Started:
     """Start the command on the recipe my.yaml, whose servers decode 8 requests at once."""
-    target = f"{{path: {model}}}"
-    (tmp_path / "my.yaml").write_text(
-        f"id: mine\ntitle: mine\nengine: {{sglang: '>=0.5.23,<0.5.24'}}\ntarget: {target}\ndraft: {target}\n"
-        "spec: {algorithm: EAGLE3, steps: 3, topk: 1, draft_tokens: 4}\nargs: {max-running-requests: 8}\n"
-    )
+    write_recipe(tmp_path / "my.yaml", model, requests=8)
 
     def popen(*words: str, mode: str = "", **env: str) -> subprocess.Popen[str]:
         environ = {**os.environ, "FAKE_MODE": mode, "FAKE_PIDS": str(tmp_path / "pids.txt"), **env}
