@@ -167,13 +167,10 @@ def _probing(probe: Probe, result: Result, options: Options) -> Iterator[None]:
     with probing(probe):
         try:
             yield
-        except OutputError:  # it is shown at least
-            _show(result)
+        except OutputError:
+            _show(result, as_json=options.as_json)  # at least
             raise
-        if options.as_json:
-            print_json(result.as_json())
-        else:
-            _show(result)
+        _show(result, as_json=options.as_json)
         if probe.kept == probe.place:
             err.print(f"stored: {probe.place}", markup=False)
         if error := result.error():
@@ -216,7 +213,10 @@ def _numbers(values: tuple[int, ...]) -> str:
     return ", ".join(map(str, values))
 
 
-def _show(result: Result) -> None:
+def _show(result: Result, *, as_json: bool) -> None:
+    if as_json:
+        print_json(result.as_json())
+        return
     table = [["batch", "steps", "T_dec ms", "T_round ms", "R = break-even", "spread", "off line", "accept lengths", ""]]
     for line in sorted(result.lines(), key=lambda line: (line.batch, line.steps)):
         table.append(_row(result, line))

@@ -97,7 +97,7 @@ def test_another_model_s_curve_does_not_decide_what_its_interval_leaves_open() -
 
 
 @given(st.floats(1.0, 4.0), st.sampled_from(CONTEXTS), st.sampled_from(CONCURRENCIES))
-def test_best_steps_stop_where_the_marginal_survival_no_longer_pays(length: float, context: int, width: int) -> None:
+def test_one_step_more_than_the_best_no_longer_pays(length: float, context: int, width: int) -> None:
     accept, cost = _tau(3, length), round_cost(Host("Kimi-K2.6", "vllm", "TP8"))
     best, speedup = best_steps(accept, cost, context, width)
 
@@ -153,6 +153,16 @@ class TestProbe:
         assert one.verdict is Verdict.LOSES
         assert four.verdict is Verdict.UNDECIDED
         assert "batch 4 (it has 1)" in four.reason
+
+    def test_the_first_step_may_lose_where_three_pay(self, tmp_path: Path) -> None:
+        """It carries what a round costs beside its drafts: on PCIe boards, most of it."""
+        path = tmp_path / "round.json"
+        rounds = [{"batch": 1, "steps": steps, "seconds": seconds} for steps, seconds in ((1, 0.0225), (3, 0.026))]
+        path.write_text(json.dumps({"probe": "round", "plain": [{"batch": 1, "seconds": 0.0112}], "rounds": rounds}))
+        accept, cost = _tau(3, 2.9), probe.round_cost(path)
+        assert accept.length(1) < (cost.ratio(0, 1, 1).ratio or 0)
+        (cell,) = verdicts(accept, cost, [0], [1])
+        assert (cell.best_steps, cell.verdict) == (3, Verdict.PAYS)
 
     @pytest.mark.parametrize(("length", "best"), [(3.0, 3), (1.2, 0)])
     def test_the_best_of_the_steps_that_were_measured(self, tmp_path: Path, length: float, best: int) -> None:

@@ -57,7 +57,7 @@ class Cell:
     :ivar accept_length: tau at ``steps``.
     :ivar break_even: R, the accept length above which speculation is faster; ``None`` when its cost is unknown.
     :ivar speedup: tau / R.
-    :ivar best_steps: the steps after which one more costs more than its survival brings; 0: do not speculate.
+    :ivar best_steps: the steps with the largest speedup; 0: do not speculate.
     :ivar best_speedup: the speedup with those.
     :ivar basis: where the cost comes from, e.g. ``measured`` or ``nearest curve``.
     :ivar reason: why a cell is undecided although its speedup is not near 1, why there is none, or what to mend first.
@@ -122,17 +122,16 @@ def _decide(speedup: Interval, found: Ratio) -> tuple[Verdict, str]:
 
 
 def best_steps(accept: AcceptCurve, cost: RoundCost, context: int, concurrency: int) -> tuple[int, float]:
-    """Return the draft steps after which one more no longer pays, and their speedup; 0 and 1 when the first does not.
+    """Return the draft steps with the largest speedup, the fewest of equals, and it; 0 and 1 when none pays.
 
-    Step k pays while its marginal survival A_k exceeds the time it adds in units of R / tau, which is the same as
-    S(k) > S(k - 1). Steps whose cost nobody knows, such as those that a probe left out, are passed over.
+    Of the steps that follow the first, k pays while its marginal survival A_k exceeds the time it adds in units of
+    R / tau, which is the same as S(k) > S(k - 1). The first one carries what every round costs, however many drafts it
+    has, and may lose where three pay. Steps whose cost nobody knows, such as those that a probe left out, are passed
+    over.
     """
     best, best_speedup = 0, 1.0
     for steps in range(1, MAX_STEPS + 1):
         found = cost.ratio(context, concurrency, steps)
-        if found.ratio is None:
-            continue
-        if (speedup := accept.length(steps) / found.ratio) <= best_speedup:
-            break
-        best, best_speedup = steps, speedup
+        if found.ratio is not None and (speedup := accept.length(steps) / found.ratio) > best_speedup:
+            best, best_speedup = steps, speedup
     return best, best_speedup
