@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from sglang_bw.errors import BwError
+from sglang_bw.errors import BwError, OutputError
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
+
+# A full disk below what was written is no fault of this tool.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 # Section -> command -> ("module:attribute", short help). A command is imported on use only, so that `--version` and
 # `--help` stay quick.
@@ -141,4 +146,10 @@ def main(argv: list[str] | None = None) -> NoReturn:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(141)
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        click.echo(f"error: cannot write: {error.strerror}", err=True)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # it would be tried once more at the end
+        sys.exit(OutputError.exit_code)
     sys.exit(code if isinstance(code, int) else 0)

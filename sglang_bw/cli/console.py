@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -12,10 +13,14 @@ from typing import Any
 from rich import console as rich_console
 from rich.segment import Segment
 
+from sglang_bw.errors import OutputError
+
 # C0 and C1 but for newline and tab, and surrogates, which are no text: a terminal would obey the first, and no output
 # takes the second.
 _UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 _MARK = "\ufffd"
+# 128 + SIGPIPE, as in shells.
+_BROKEN_PIPE = 141
 
 
 def clean(text: str) -> str:
@@ -25,6 +30,29 @@ def clean(text: str) -> str:
 
 class Console(rich_console.Console):
     """A console for texts from outside: styles are its own, control characters in a text are replaced."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print; what is said beside the output, such as progress, is no reason to end a server for.
+
+        :raises OutputError: the output goes to a full disk, or the like.
+        """
+        try:
+            super().print(*objects, **options)
+        except OSError as error:
+            self._to_nowhere()
+            if not self.stderr:
+                raise OutputError(f"cannot write to standard output: {error.strerror or error}") from error
+
+    def on_broken_pipe(self) -> None:
+        """End as other programs do when nobody reads on, such as ``head``."""
+        self._to_nowhere()
+        if not self.stderr:
+            raise SystemExit(_BROKEN_PIPE)
+
+    def _to_nowhere(self) -> None:
+        """Drop what the interpreter would try to write once more at its end."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
 
     def render(
         self, renderable: rich_console.RenderableType, options: rich_console.ConsoleOptions | None = None
