@@ -46,7 +46,10 @@ class UnknownBoardError(BwError):
 
 
 class CheckpointError(BwError):
-    """A model's configuration or the headers of its weights cannot be read, are cut off, or contradict each other."""
+    """A model's configuration or the headers of its weights cannot be read, are cut off, or contradict each other.
+
+    Or the numbers of a launch do: a size that divides no heads, a share above 1.
+    """
 
     exit_code = 56
 

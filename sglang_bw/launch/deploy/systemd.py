@@ -85,7 +85,7 @@ def _running(made: Deployment, service: Service, arguments: Sequence[str]) -> Se
         ("Restart", "on-failure"),
         ("RestartSec", "20"),
         "Usage, the recipe, the plan or a missing file: a restart cures none of these.",
-        ("RestartPreventExitStatus", "2 21 22 30 31 32 50 51 52 54 62 90 91"),
+        ("RestartPreventExitStatus", "2 20 21 22 30 31 32 50 51 52 54 55 56 62 65 90 91"),
         "SIGTERM for serve alone, which ends the engine in order; SIGKILL for all that is left.",
         ("KillMode", "mixed"),
         ("OOMPolicy", "stop"),
