@@ -151,11 +151,11 @@ def speeds(path: Path) -> dict[tuple[int, int], float]:
 
 
 def _contexts(question: Question, ledger: MemoryLedger) -> list[int]:
-    if question.context:
-        return [question.context]
+    """Return the contexts to judge: none that the engine refuses, and where it refuses all of them its longest."""
     loads = {load.context for load in question.recipe.workloads}
-    limit = ledger.settings.context_length or max((*_CONTEXTS, *loads))
-    return [context for context in sorted({*_CONTEXTS, *loads}) if context <= limit]
+    wanted = {question.context} if question.context else {*_CONTEXTS, *loads}
+    limit = ledger.settings.context_length or max(wanted)
+    return sorted(context for context in wanted if context <= limit) or [limit]
 
 
 def _concurrencies(question: Question) -> Iterable[int]:

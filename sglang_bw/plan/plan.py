@@ -74,14 +74,16 @@ class Plan:
     def demands(self) -> tuple[Demand, ...]:
         """The traffic that was asked about, or the recipe's workloads."""
         question, pool = self.question, self.ledger
+        limit = pool.settings.context_length or math.inf
         if question.context or question.concurrency:
             context = question.context or pool.context
             asked_for = [("asked", context, question.concurrency or 1)]
         else:
             asked_for = [(load.name, load.context, load.concurrency) for load in question.recipe.workloads]
         return tuple(
-            Demand(name, context, wanted, min(wanted, pool.max_requests, pool.kv_tokens // context))
+            Demand(name, context, wanted, min(wanted, pool.max_requests, held))
             for name, context, wanted in asked_for
+            for held in [pool.kv_tokens // context if context <= limit else 0]
         )
 
     @property
@@ -283,8 +285,13 @@ def _memory(
     target, draft = known.target, known.draft
     weights = memory.Weights(target.inventory, draft.inventory if draft else None)
     shapes = (target.shape, draft.shape if draft else None, question.board, division, chosen)
-    context = question.context or max((load.context for load in question.recipe.workloads), default=None)
+    # A launch may take shorter requests than those its recipe was written for; then its longest shall fit.
+    limit = chosen.context_length or math.inf
+    loads = [load.context for load in question.recipe.workloads]
+    context = question.context or (int(min(limit, max(loads))) if loads else None)
     made = memory.ledger(*shapes, weights=weights, context=context)
+    if context and context > limit:  # nothing that memory decides helps there
+        return made, ()
     return made, tuple(memory.alternatives(*shapes, weights=weights, context=context))
 
 

@@ -103,6 +103,43 @@ def test_context_and_concurrency_are_asked_for() -> None:
     assert any("less than one request of 262,144" in reason for reason in too_long["memory"]["reasons"])
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says", "instead"),
+    [
+        pytest.param(["--context", "131072"], "the model's maximum of 40,960", "--context 40960", id="the model"),
+        pytest.param(
+            ["--context", "65536", "--gpus", "RTX 5090"], "the model's maximum of 40,960", "--context 40960", id="5090"
+        ),
+        pytest.param(
+            ["--context", "30000", "--", "--context-length", "20000"],
+            "than --context-length 20000",
+            "up to the model's 40960",
+            id="the launch",
+        ),
+    ],
+)
+def test_no_plan_for_requests_that_the_engine_refuses(arguments: list[str], says: str, instead: str) -> None:
+    found = run("qwen3-8b-eagle3", "--concurrency", "2", *arguments, code=50)
+    memory = found["memory"]
+    assert says in memory["reasons"][0]
+    assert instead in memory["reasons"][1]
+    assert (memory["requests_of_context"], memory["least_mem_fraction_static"]) == (0, None)
+    assert [demand["resident"] for demand in found["demands"]] == [0]
+    assert found["alternatives"] == []
+    assert says in refused("qwen3-8b-eagle3", *arguments).message
+    assert run("qwen3-8b-eagle3", "--context", "40960")["verdict"] == "fits"
+
+
+def test_a_launch_with_short_requests_is_planned() -> None:
+    """Shorter than every workload of the recipe and every context of the table."""
+    flags = ["--no-resolve", "--", "--context-length", "100"]
+    shown = CliRunner().invoke(command, ["qwen3-8b-eagle3", *flags], catch_exceptions=False)
+    assert "requests of 100 tokens" in shown.output
+    found = run("qwen3-8b-eagle3", "--", "--context-length", "100")
+    assert {cell["context"] for cell in found["speculation"]["cells"]} == {100}
+    assert {demand["resident"] for demand in found["demands"]} == {0}  # of 8,192 tokens
+
+
 def test_a_rule_refuses_and_force_goes_on() -> None:
     found = run("kimi-k2.5-int4-eagle3", "--", "--moe-runner-backend", "flashinfer_trtllm", code=51)
     assert found["verdict"] == "refused"
