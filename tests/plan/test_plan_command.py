@@ -13,7 +13,10 @@ from click.testing import CliRunner
 from sglang_bw.cli import planning
 from sglang_bw.cli.plan import plan as command
 from sglang_bw.errors import BwError
+from sglang_bw.plan import seen
 from sglang_bw.plan.question import PlannedEngine
+from sglang_bw.plan.speculation import accept_curve, verdicts
+from sglang_bw.plan.speculation.cost import Ratio
 from sglang_bw.recipes import configs, lookup
 
 KIMI, DRAFT, PRO = "moonshotai/Kimi-K2.5", "lightseekorg/kimi-k2.5-eagle3-mla", "8xRTX PRO 6000"
@@ -138,6 +141,71 @@ def test_a_launch_with_short_requests_is_planned() -> None:
     found = run("qwen3-8b-eagle3", "--", "--context-length", "100")
     assert {cell["context"] for cell in found["speculation"]["cells"]} == {100}
     assert {demand["resident"] for demand in found["demands"]} == {0}  # of 8,192 tokens
+
+
+MINIMAX = "minimax-m2.7-nvfp4-eagle3"
+
+
+def cells_of(*arguments: str) -> dict[tuple[int, int], dict[str, Any]]:
+    found = run(MINIMAX, *arguments)["speculation"]["cells"]
+    return {(cell["context"], cell["concurrency"]): cell for cell in found}
+
+
+def test_what_was_measured_of_the_launch_is_said_before_what_others_cost() -> None:
+    """113.5 to 104.9 tok/s with one request, 378.3 to 388.6 with eight; the borrowed curve has 1.61 and 1.28."""
+    cells = cells_of()
+    alone, team = cells[8192, 1], cells[8192, 8]
+    assert alone["verdict"] == "loses"
+    assert alone["speedup"]["mid"] == pytest.approx(104.9 / 113.5)
+    assert alone["break_even"]["mid"] == pytest.approx(2.41 * 113.5 / 104.9)
+    assert (alone["accept_length"]["mid"], alone["best_steps"]) == (pytest.approx(2.41), 0)
+    assert "113.5 tok/s without and 104.9 with it" in alone["basis"]
+    assert team["verdict"] == "undecided"
+    assert team["speedup"]["mid"] == pytest.approx(388.6 / 378.3)
+    # Nobody measured it, and the curve says 1.66 where the same launch lost at a shorter context.
+    far = cells[65536, 1]
+    assert far["verdict"] == "undecided"
+    assert "other side of 1: 0.92 with 1 at once" in far["reason"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(["--gpus", "2xRTX 5090"], id="board"),
+        pytest.param(["--gpus", "4xRTX PRO 6000", "--", "--tp-size", "4"], id="number of GPUs"),
+        pytest.param(["--fabric", "nvlink"], id="fabric"),
+        pytest.param(["--draft", "lightseekorg/kimi-k2.5-eagle3-mla"], id="draft"),
+        pytest.param(["--", "--speculative-num-steps", "2", "--speculative-num-draft-tokens", "3"], id="steps"),
+    ],
+)
+def test_what_was_measured_of_another_launch_is_not_taken(arguments: list[str]) -> None:
+    result = CliRunner().invoke(command, [MINIMAX, "--json", "--no-resolve", "--force", *arguments])
+    cells = json.loads(result.stdout)["speculation"]["cells"]
+    assert not any("evidence" in cell["basis"] + cell["reason"] for cell in cells)
+
+
+def test_what_was_measured_here_is_better_than_evidence(tmp_path: Path) -> None:
+    points = tmp_path / "decode.csv"
+    points.write_text("context,concurrency,tok_s\n0,1,113\n0,4,400\n0,16,900\n")
+    assert "this host" in cells_of("--decode", str(points))[8192, 1]["basis"]
+
+
+def test_a_cell_between_measured_ones_is_left_open() -> None:
+    near, *_ = verdicts(accept_curve("MiniMax", "x/eagle3"), _Cheap(), [0], [4], 3)
+    assert near.verdict == "pays"
+    rows = tuple(
+        seen.Seen(3, concurrency, (0, 8192), 100, speed, None, "x") for concurrency, speed in [(1, 92), (8, 103)]
+    )
+    assert seen.held_against(near, rows).verdict == "undecided"
+    assert seen.held_against(near, rows[1:]) == near
+    assert seen.held_against(near, ()) == near
+
+
+class _Cheap:
+    """Speculation that costs next to nothing."""
+
+    def ratio(self, _context: int, _concurrency: int, _steps: int) -> Ratio:
+        return Ratio(1.1, 0.05, "a test")
 
 
 def test_a_rule_refuses_and_force_goes_on() -> None:

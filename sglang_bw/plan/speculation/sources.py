@@ -13,11 +13,12 @@ from sglang_bw.plan.speculation.cost import CurveCost, RoundCost
 from sglang_bw.plan.speculation.curve import Roofline, StepCurve
 from sglang_bw.plan.speculation.nearest import Host
 
+EVIDENCE = "recipe evidence"
 _EVIDENCE_SIGMA = 0.08
 
 
 def accept_curve(
-    model: str, draft: str = "", *, measured: Mapping[int, float] | None = None, source: str = "recipe evidence"
+    model: str, draft: str = "", *, measured: Mapping[int, float] | None = None, source: str = EVIDENCE
 ) -> AcceptCurve:
     """Return the accept lengths to plan with.
 
