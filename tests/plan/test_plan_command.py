@@ -221,6 +221,11 @@ def test_a_rule_refuses_and_force_goes_on() -> None:
     assert "refused" in forced.output
 
 
+def test_a_model_is_not_its_own_eagle3_draft() -> None:
+    found = run("qwen3-8b-eagle3", "--draft", "Qwen/Qwen3-8B", code=51)
+    assert any(line.startswith("plain-model-as-eagle3-draft: ") for line in found["refusals"])
+
+
 def test_a_renamed_flag_is_refused_with_its_new_name() -> None:
     found = run("kimi-k2.5-int4-eagle3", "--", "--cuda-graph-max-bs", "16", code=51)
     (flag,) = [flag for flag in found["flags"] if flag["fate"] == "renamed"]

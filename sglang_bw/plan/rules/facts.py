@@ -28,6 +28,8 @@ _GROUPS = {
     "any_moe": ("moe-runner-backend", "speculative-moe-runner-backend"),
     "any_fusion": ("flashinfer-allreduce-fusion-backend", "enable-flashinfer-allreduce-fusion"),
 }
+# In the name of every architecture that is made to be a draft.
+_DRAFTS = ("eagle", "mtp", "nextn", "dflash", "dspark", "assistant")
 _UNSET = (None, "", "auto", "none", False)
 
 
@@ -138,6 +140,16 @@ def _speculation(
         "separate_draft": True,
         "draft_kind": "mla" if all(draft.get(key) for key in _MLA_KEYS) else "mha",
         "draft_is_eagle3": "eagle3" in architecture.lower(),
+        "draft_is_plain": bool(architecture) and not any(word in architecture.lower() for word in _DRAFTS),
+        "draft_of_other_hidden_size": _other_hidden_size(config, draft),
         "draft_of_other_vocabulary": draft.get("vocab_size") != vocabulary,
         "draft_vocab_reduced": bool(draft.get("draft_vocab_size")) and draft.get("draft_vocab_size") != vocabulary,
     }
+
+
+def _other_hidden_size(config: Mapping[str, Any], draft: Mapping[str, Any]) -> bool:
+    """Tell whether a draft takes hidden states of another width than the target's; unknown sizes are no other."""
+    inner = text_config(draft)
+    taken = draft.get("target_hidden_size") or inner.get("target_hidden_size") or inner.get("hidden_size")
+    made = text_config(config).get("hidden_size")
+    return bool(taken) and bool(made) and taken != made
