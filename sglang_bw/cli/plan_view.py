@@ -118,6 +118,8 @@ def _alternatives(alternatives: Iterable[Alternative]) -> None:
             table.add_row(name, "", "", "", other.problem.splitlines()[-1].strip())
             continue
         verdict = Text(made.verdict, style=_STYLES[made.verdict])
+        if other.warned:
+            verdict.append(f", but see {', '.join(other.warned)}", style=_STYLES["warning"])
         fraction = f"{made.settings.mem_fraction_static:.3f}"
         table.add_row(name, fraction, f"{made.kv_tokens:,}", str(made.requests), verdict)
     if table.row_count:

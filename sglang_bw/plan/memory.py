@@ -169,12 +169,16 @@ class Alternative:
     :ivar flags: the flags that make it so.
     :ivar ledger: ``None`` when the model cannot be divided so.
     :ivar problem: why not.
+    :ivar plain: it is the launch without speculation.
+    :ivar warned: rules that warn of it.
     """
 
     title: str
     flags: str
     ledger: MemoryLedger | None
     problem: str = ""
+    plain: bool = False
+    warned: tuple[str, ...] = ()
 
 
 def alternatives(
@@ -190,12 +194,13 @@ def alternatives(
     """Return the ledgers of what a user would try next: another KV dtype, graph size, fraction, and experts apart."""
     tried = []
     for title, flags, division, changed in _variants(target, parallel, settings):
+        plain = bool(settings.algorithm) and not changed.algorithm
         try:
             changed = with_default_fraction(changed, target, board, division)
             made = ledger(target, draft, board, division, changed, weights=weights, context=context)
-            tried.append(Alternative(title, flags, made))
+            tried.append(Alternative(title, flags, made, plain=plain))
         except CheckpointError as error:
-            tried.append(Alternative(title, flags, None, error.message))
+            tried.append(Alternative(title, flags, None, error.message, plain))
     return tried
 
 

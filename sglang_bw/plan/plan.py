@@ -12,6 +12,7 @@ from sglang_bw.errors import BwError, OtherEngineError, PlanDoesNotFitError, Pla
 from sglang_bw.plan import memory, models, numbers, releases, settings
 from sglang_bw.plan import resolve as resolver
 from sglang_bw.plan.fraction import restate
+from sglang_bw.plan.instead import allowed
 from sglang_bw.plan.memory import Alternative, MemoryLedger
 from sglang_bw.plan.models import Models
 from sglang_bw.plan.pays import Measured, Pays, judge
@@ -141,6 +142,7 @@ class Plan:
                     "title": other.title,
                     "flags": other.flags,
                     "problem": other.problem,
+                    "warned_by": list(other.warned),
                     "memory": other.ledger.to_json() if other.ledger else None,
                 }
                 for other in self.alternatives
@@ -190,14 +192,15 @@ def make(
     _check_machine(question, division)
     memory_settings = _settings(question, known, resolution, division)
     ledger, others = _memory(question, known, division, memory_settings)
+    known_facts = _facts(question, known, resolution)
     return Plan(
         question=question,
         models=known,
         resolution=resolution,
         translations=tuple(found for found in translations if found.fate is not flag_releases.Fate.SAME),
-        findings=rules.check(_facts(question, known, resolution)),
+        findings=rules.check(known_facts),
         ledger=ledger,
-        alternatives=others,
+        alternatives=allowed(others, known_facts),
         pays=judge(question, known, ledger, division, measured or Measured()),
         misfits=tuple(question.recipe.hardware.misfits(question.machine)),
         notes=tuple(notes),

@@ -14,11 +14,15 @@ from sglang_bw.cli import planning
 from sglang_bw.cli.plan import plan as command
 from sglang_bw.errors import BwError
 from sglang_bw.plan import seen
+from sglang_bw.plan.instead import allowed
+from sglang_bw.plan.memory import Alternative
 from sglang_bw.plan.question import PlannedEngine
+from sglang_bw.plan.rules import facts
 from sglang_bw.plan.speculation import accept_curve, verdicts
 from sglang_bw.plan.speculation.cost import Ratio
 from sglang_bw.recipes import configs, lookup
 
+KIMI_RECIPE = "kimi-k2.5-int4-eagle3"
 KIMI, DRAFT, PRO = "moonshotai/Kimi-K2.5", "lightseekorg/kimi-k2.5-eagle3-mla", "8xRTX PRO 6000"
 EP = [
     "--tp-size",
@@ -219,6 +223,48 @@ def test_a_rule_refuses_and_force_goes_on() -> None:
     )
     assert forced.exit_code == 0
     assert "refused" in forced.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        pytest.param(
+            ["kimi-k2.5-int4-eagle3"],
+            {
+                "without speculation": [],
+                "FP8 KV cache": ["kimi-int4-fp8-kv", "fp8-kv-mla-verify"],
+                "fraction 0.95": ["nccl-buffers"],
+                "experts apart (EP)": ["ep-pcie"],
+            },
+            id="Kimi on eight boards",
+        ),
+        pytest.param(
+            ["qwen3-8b-eagle3", "--gpus", "1xDGX Spark"],
+            {"FP8 KV cache": [], "graphs up to 16": [], "without speculation": [], "fraction 0.90": ["spark-fraction"]},
+            id="DGX Spark",
+        ),
+        pytest.param(
+            ["kimi-k2.5-int4-eagle3", "--gpus", "8xB200"],
+            {"FP8 KV cache": [], "fraction 0.90": [], "experts apart (EP)": [], "without speculation": []},
+            id="no warning of any",
+        ),
+    ],
+)
+def test_what_a_rule_warns_of_is_offered_last(arguments: list[str], expected: dict[str, list[str]]) -> None:
+    others = run(*arguments)["alternatives"]
+    assert [(other["title"], other["warned_by"]) for other in others] == list(expected.items())
+
+
+def test_what_a_rule_forbids_is_not_offered() -> None:
+    known = facts.Facts({"arch": "sm121", "speculates": True}, {"kv-cache-dtype": "auto"}, {})
+    offered = [Alternative("x", "--kv-cache-dtype nvfp4", None), Alternative("y", "--kv-cache-dtype fp8_e4m3", None)]
+    assert [other.title for other in allowed(offered, known)] == ["y"]
+
+
+def test_a_warning_is_seen_in_the_table() -> None:
+    shown = CliRunner().invoke(command, [KIMI_RECIPE, "--no-resolve"], catch_exceptions=False).output
+    assert "but see" in shown
+    assert "ep-pcie" in shown
 
 
 def test_a_model_is_not_its_own_eagle3_draft() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sglang_bw.plan.resolution import Resolution, look_up
@@ -61,6 +61,16 @@ class Facts:
             found = [self.values.get(name)]
         return [value for value in found if value not in _UNSET]
 
+    def with_flags(self, flags: Flags) -> Facts:
+        """Return the facts of the same launch with other values of some flags."""
+        return replace(self, flags={**self.flags, **_said(flags)})
+
+    def without_speculation(self) -> Facts:
+        """Return the facts of the same launch that does not speculate."""
+        left = {name: value for name, value in self.flags.items() if not name.startswith("speculative-")}
+        values = {name: value for name, value in self.values.items() if not name.startswith(("draft_", "separate_"))}
+        return replace(self, flags=left, values={**values, "speculates": False, "draft_kind": ""})
+
 
 def collect(
     *,
@@ -81,7 +91,7 @@ def collect(
     :param draft_config: the draft's, ``None`` for MTP layers or without speculation.
     :param patches: topics of the engine's patches, without number: ``trtllm-attention-guards``.
     """
-    said = {ALIASES.get(flag.name, flag.name): flag.values[-1] if flag.values else True for flag in flags}
+    said = _said(flags)
     effective = _effective(resolution) if resolution and resolution.source == "engine" else {}
     known = {**said, **{name: value for name, value in effective.items() if value not in _UNSET}}
     values = {
@@ -95,6 +105,10 @@ def collect(
         "cuda_graphs": not (known.get("disable-cuda-graph") or known.get("cuda-graph-backend-decode") == "disabled"),
     }
     return Facts(values, known, env, patches, engine)
+
+
+def _said(flags: Flags) -> dict[str, Any]:
+    return {ALIASES.get(flag.name, flag.name): flag.values[-1] if flag.values else True for flag in flags}
 
 
 def _effective(resolution: Resolution) -> dict[str, Any]:
