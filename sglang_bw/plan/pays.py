@@ -116,7 +116,9 @@ def _cell(
 def _host(question: Question, division: Parallel) -> Host:
     model = question.recipe.target.id or flags.value(question.flags, "model-path") or ""
     moe = flags.value(question.flags, "moe-runner-backend")
-    return Host(model, f"SGLang moe={moe}" if moe else "SGLang", f"TP{division.tp}")
+    engine = f"SGLang moe={moe}" if moe else "SGLang"
+    board, fabric = question.board.name, question.machine.fabric
+    return Host(model, engine, f"TP{division.tp}", board=board, fabric=fabric)
 
 
 def _accept(question: Question, host: Host, steps: int, measured: Measured) -> AcceptCurve:

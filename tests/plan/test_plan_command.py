@@ -272,6 +272,27 @@ def test_a_model_is_not_its_own_eagle3_draft() -> None:
     assert any(line.startswith("plain-model-as-eagle3-draft: ") for line in found["refusals"])
 
 
+def verdicts_of(*arguments: str) -> list[dict[str, Any]]:
+    cells: list[dict[str, Any]] = run(KIMI_RECIPE, *arguments)["speculation"]["cells"]
+    return cells
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [pytest.param(["--gpus", "8xB200"], id="board"), pytest.param(["--fabric", "nvlink"], id="fabric")],
+)
+def test_another_board_s_cost_does_not_decide_what_its_interval_leaves_open(arguments: list[str]) -> None:
+    there, here = verdicts_of(*arguments), verdicts_of()
+    assert not [
+        cell
+        for cell in there
+        if cell["verdict"] != "undecided" and cell["speedup"]["low"] < 1 < cell["speedup"]["high"]
+    ]
+    decided = [sum(cell["verdict"] != "undecided" for cell in cells) for cells in (there, here)]
+    assert decided[0] < decided[1]
+    assert all("on RTX PRO 6000 over PCIe (" in cell["basis"] for cell in there + here)
+
+
 def test_a_renamed_flag_is_refused_with_its_new_name() -> None:
     found = run("kimi-k2.5-int4-eagle3", "--", "--cuda-graph-max-bs", "16", code=51)
     (flag,) = [flag for flag in found["flags"] if flag["fate"] == "renamed"]
