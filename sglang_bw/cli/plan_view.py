@@ -13,6 +13,7 @@ from sglang_bw.host.gpus import GIB
 
 if TYPE_CHECKING:
     from sglang_bw.plan.memory import Alternative, MemoryLedger
+    from sglang_bw.plan.pays import Pays
     from sglang_bw.plan.plan import Plan
     from sglang_bw.plan.speculation import Cell
 
@@ -117,6 +118,8 @@ def _alternatives(alternatives: Iterable[Alternative]) -> None:
             table.add_row(name, "", "", "", other.problem.splitlines()[-1].strip())
             continue
         verdict = Text(made.verdict, style=_STYLES[made.verdict])
+        if other.warned:
+            verdict.append(f", but see {', '.join(other.warned)}", style=_STYLES["warning"])
         fraction = f"{made.settings.mem_fraction_static:.3f}"
         table.add_row(name, fraction, f"{made.kv_tokens:,}", str(made.requests), verdict)
     if table.row_count:
@@ -134,12 +137,19 @@ def _pays(plan: Plan) -> None:
         pool = plan.ledger.kv_tokens
         table.add_row(f"{context:,}", *(_cell(cell, pool) if cell else "" for cell in cells))
     out.print(table)
-    taken = next(cell.accept_length for cell in pays.cells)
-    out.print(Text(f"accept length {taken.mid:.2f} ({taken.low:.2f} to {taken.high:.2f}): {pays.accept_source}"))
+    out.print(Text(f"accept length {_lengths(pays)}: {pays.accept_source}"))
     for text in dict.fromkeys(cell.reason for cell in pays.cells if cell.reason):
         out.print(Text(f"undecided where {text}", style="dim"))
     out.print(Text(f"cost from {'; '.join(dict.fromkeys(cell.basis for cell in pays.cells))}", style="dim"))
     out.print(Text("(in brackets: more tokens than the KV pool holds at once)", style="dim"))
+
+
+def _lengths(pays: Pays) -> str:
+    """Return the accept length with its interval; where cells have lengths of their own, the range of them."""
+    taken = sorted({cell.accept_length for cell in pays.cells}, key=lambda length: length.mid)
+    if len(taken) > 1:
+        return f"{taken[0].mid:.2f} to {taken[-1].mid:.2f}"
+    return f"{taken[0].mid:.2f} ({taken[0].low:.2f} to {taken[0].high:.2f})"
 
 
 def _cell(cell: Cell, pool: int) -> Text:

@@ -34,7 +34,10 @@ def select(name: str, *, model: str | None = None, draft: str | None = None) -> 
                 hint="Add one to a copy of the recipe: 'spec: {steps: 3, topk: 1, draft_tokens: 4}'.",
             )
         changes = {"target": _weights(model), "draft": _draft(draft)}
-        return recipe.model_copy(update={part: value for part, value in changes.items() if value is not None})
+        changed = {part: value for part, value in changes.items() if value is not None}
+        # What was measured is of the recipe's own models; a path may be a copy of one.
+        others = [part for part, value in changed.items() if value.id not in (None, _id_of(recipe, part))]
+        return recipe.model_copy(update={**changed, "evidence": ()} if others else changed)
     target = _weights(model or name) if is_model(name) else None
     if target is None:
         raise lookup.unknown(name)
@@ -44,6 +47,11 @@ def select(name: str, *, model: str | None = None, draft: str | None = None) -> 
         draft=_draft(draft),
         spec=Speculation() if draft else None,
     )
+
+
+def _id_of(recipe: Recipe, part: str) -> str | None:
+    known = recipe.target if part == "target" else recipe.draft
+    return known.id if known else None
 
 
 def is_recipe(name: str) -> bool:

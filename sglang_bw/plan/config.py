@@ -16,6 +16,7 @@ _WINDOW_POOLS = (
     "GptOss", "GraniteSWA", "GraniteMoeSWA", "Llama4", "MiMoV2", "Step3p5", "Step3p7", "Gemma4", "Laguna", "Mellum",
 )  # fmt: skip
 _DTYPES = {"bfloat16": 2, "float16": 2, "half": 2, "float32": 4, "float": 4}
+_MOST_SCALED = 1024
 
 
 def read_shape(config: Mapping[str, Any], *, origin: str = "config.json") -> ModelShape:
@@ -70,7 +71,7 @@ def _read(architecture: str, root: Fields, text: Fields) -> ModelShape:
             else text.any("tie_word_embeddings")
         ),
         dtype_bytes=_DTYPES.get(str(root.any("torch_dtype", "dtype") or text.any("torch_dtype", "dtype")), 2),
-        context=text.number("max_position_embeddings", "max_sequence_length", "seq_length", default=0, least=0),
+        context=_context(text),
         mtp_layers=text.number(
             "num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", default=0, least=0
         ),
@@ -89,6 +90,17 @@ def _read(architecture: str, root: Fields, text: Fields) -> ModelShape:
         ),
         unpriced=_unpriced(architecture, text),
     )
+
+
+def _context(text: Fields) -> int:
+    """Return the tokens of the longest request, as the engine derives them: 0 where no field says it."""
+    stated = text.number("max_position_embeddings", "max_sequence_length", "seq_length", default=0, least=0)
+    scaling = text.part("rope_scaling")
+    # With the original length beside it, the stated one is that of the scaled model already.
+    if scaling is None or scaling.any("original_max_position_embeddings") or scaling.any("rope_type") == "llama3":
+        return stated
+    factor = scaling.any("factor")
+    return int(stated * factor) if isinstance(factor, int | float) and 0 < factor < _MOST_SCALED else stated
 
 
 def _latent(text: Fields) -> Latent | None:

@@ -19,7 +19,7 @@ from sglang_bw.plan.lines import Weights as Weights
 from sglang_bw.plan.settings import EngineSettings
 from sglang_bw.plan.shapes import ModelShape, Parallel, worst_stage
 from sglang_bw.plan.verdict import Verdict as Verdict
-from sglang_bw.plan.verdict import judge, least_fraction
+from sglang_bw.plan.verdict import judge, least_fraction, too_long
 
 
 @dataclass(frozen=True)
@@ -137,6 +137,8 @@ def ledger(
     left = slack - sum(line.bytes for line in taken)
     least = least_fraction(sized, needed)
     verdict, reasons = judge(made, needed, bool(context), left, least, after, start, settings)
+    if refused := too_long(context, longest, target.context):
+        least, verdict, reasons = None, "does not fit", refused
     return MemoryLedger(
         board=board,
         parallel=parallel,
@@ -150,7 +152,7 @@ def ledger(
         states=made.states,
         kv_tokens=max(0, made.tokens),
         context=context or longest,
-        requests=max(0, made.tokens) // (context or longest or 1),
+        requests=0 if refused else max(0, made.tokens) // (context or longest or 1),
         max_requests=made.max_requests,
         least_fraction=least,
         verdict=verdict,
@@ -167,12 +169,16 @@ class Alternative:
     :ivar flags: the flags that make it so.
     :ivar ledger: ``None`` when the model cannot be divided so.
     :ivar problem: why not.
+    :ivar plain: it is the launch without speculation.
+    :ivar warned: rules that warn of it.
     """
 
     title: str
     flags: str
     ledger: MemoryLedger | None
     problem: str = ""
+    plain: bool = False
+    warned: tuple[str, ...] = ()
 
 
 def alternatives(
@@ -188,12 +194,13 @@ def alternatives(
     """Return the ledgers of what a user would try next: another KV dtype, graph size, fraction, and experts apart."""
     tried = []
     for title, flags, division, changed in _variants(target, parallel, settings):
+        plain = bool(settings.algorithm) and not changed.algorithm
         try:
             changed = with_default_fraction(changed, target, board, division)
             made = ledger(target, draft, board, division, changed, weights=weights, context=context)
-            tried.append(Alternative(title, flags, made))
+            tried.append(Alternative(title, flags, made, plain=plain))
         except CheckpointError as error:
-            tried.append(Alternative(title, flags, None, error.message))
+            tried.append(Alternative(title, flags, None, error.message, plain))
     return tried
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_bw.errors import SpeculationInputError
+from sglang_bw.plan import seen
 from sglang_bw.plan.memory import MemoryLedger
 from sglang_bw.plan.models import Models
 from sglang_bw.plan.question import Question, asked
@@ -17,6 +18,7 @@ from sglang_bw.plan.shapes import Parallel
 from sglang_bw.plan.speculation import Cell, Host, Verdict, accept_curve, probe, round_cost, served, verdicts
 from sglang_bw.plan.speculation.accept import AcceptCurve, draft_kind
 from sglang_bw.plan.speculation.cost import RoundCost
+from sglang_bw.plan.speculation.sources import EVIDENCE
 from sglang_bw.recipes import flags
 
 _CONTEXTS = (1024, 16384, 65536)
@@ -86,14 +88,37 @@ def judge(
     host = _host(question, division)
     accept = _accept(question, host, steps, measured)
     cost = _cost(host, models, measured)
-    cells = verdicts(accept, cost, _contexts(question, ledger), _concurrencies(question), steps)
-    return Pays(steps, accept.source, cells)
+    # What was measured on this host is better than what others measured of the same launch.
+    here = measured.round_probe or measured.decode
+    rows = () if here else seen.speeds(question, ledger.settings, division)
+    cells = [
+        _cell(context, width, accept, cost, rows, steps)
+        for context in _contexts(question, ledger)
+        for width in _concurrencies(question)
+    ]
+    return Pays(steps, accept.source, tuple(cells))
+
+
+def _cell(
+    context: int, width: int, accept: AcceptCurve, cost: RoundCost, rows: tuple[seen.Seen, ...], steps: int
+) -> Cell:
+    """Judge a cell: as its speeds were measured, or by the model where nobody measured them."""
+    row = next((row for row in rows if row.covers(context, width)), None)
+    if row is None:
+        (cell,) = verdicts(accept, cost, [context], [width], steps)
+        return seen.held_against(cell, rows)
+    if row.accept_length and accept.source == EVIDENCE:
+        accept = accept.through(steps, row.accept_length, sigma=accept.sigma, source=accept.source)
+    (cell,) = verdicts(accept, seen.SeenCost(cost, row, accept.length(steps)), [context], [width], steps)
+    return cell
 
 
 def _host(question: Question, division: Parallel) -> Host:
     model = question.recipe.target.id or flags.value(question.flags, "model-path") or ""
     moe = flags.value(question.flags, "moe-runner-backend")
-    return Host(model, f"SGLang moe={moe}" if moe else "SGLang", f"TP{division.tp}")
+    engine = f"SGLang moe={moe}" if moe else "SGLang"
+    board, fabric = question.board.name, question.machine.fabric
+    return Host(model, engine, f"TP{division.tp}", board=board, fabric=fabric)
 
 
 def _accept(question: Question, host: Host, steps: int, measured: Measured) -> AcceptCurve:
@@ -151,11 +176,11 @@ def speeds(path: Path) -> dict[tuple[int, int], float]:
 
 
 def _contexts(question: Question, ledger: MemoryLedger) -> list[int]:
-    if question.context:
-        return [question.context]
+    """Return the contexts to judge: none that the engine refuses, and where it refuses all of them its longest."""
     loads = {load.context for load in question.recipe.workloads}
-    limit = ledger.settings.context_length or max((*_CONTEXTS, *loads))
-    return [context for context in sorted({*_CONTEXTS, *loads}) if context <= limit]
+    wanted = {question.context} if question.context else {*_CONTEXTS, *loads}
+    limit = ledger.settings.context_length or max(wanted)
+    return sorted(context for context in wanted if context <= limit) or [limit]
 
 
 def _concurrencies(question: Question) -> Iterable[int]:

@@ -12,6 +12,7 @@ from sglang_bw.errors import BwError, OtherEngineError, PlanDoesNotFitError, Pla
 from sglang_bw.plan import memory, models, numbers, releases, settings
 from sglang_bw.plan import resolve as resolver
 from sglang_bw.plan.fraction import restate
+from sglang_bw.plan.instead import allowed
 from sglang_bw.plan.memory import Alternative, MemoryLedger
 from sglang_bw.plan.models import Models
 from sglang_bw.plan.pays import Measured, Pays, judge
@@ -74,14 +75,16 @@ class Plan:
     def demands(self) -> tuple[Demand, ...]:
         """The traffic that was asked about, or the recipe's workloads."""
         question, pool = self.question, self.ledger
+        limit = pool.settings.context_length or math.inf
         if question.context or question.concurrency:
             context = question.context or pool.context
             asked_for = [("asked", context, question.concurrency or 1)]
         else:
             asked_for = [(load.name, load.context, load.concurrency) for load in question.recipe.workloads]
         return tuple(
-            Demand(name, context, wanted, min(wanted, pool.max_requests, pool.kv_tokens // context))
+            Demand(name, context, wanted, min(wanted, pool.max_requests, held))
             for name, context, wanted in asked_for
+            for held in [pool.kv_tokens // context if context <= limit else 0]
         )
 
     @property
@@ -139,6 +142,7 @@ class Plan:
                     "title": other.title,
                     "flags": other.flags,
                     "problem": other.problem,
+                    "warned_by": list(other.warned),
                     "memory": other.ledger.to_json() if other.ledger else None,
                 }
                 for other in self.alternatives
@@ -188,14 +192,15 @@ def make(
     _check_machine(question, division)
     memory_settings = _settings(question, known, resolution, division)
     ledger, others = _memory(question, known, division, memory_settings)
+    known_facts = _facts(question, known, resolution)
     return Plan(
         question=question,
         models=known,
         resolution=resolution,
         translations=tuple(found for found in translations if found.fate is not flag_releases.Fate.SAME),
-        findings=rules.check(_facts(question, known, resolution)),
+        findings=rules.check(known_facts),
         ledger=ledger,
-        alternatives=others,
+        alternatives=allowed(others, known_facts),
         pays=judge(question, known, ledger, division, measured or Measured()),
         misfits=tuple(question.recipe.hardware.misfits(question.machine)),
         notes=tuple(notes),
@@ -283,8 +288,13 @@ def _memory(
     target, draft = known.target, known.draft
     weights = memory.Weights(target.inventory, draft.inventory if draft else None)
     shapes = (target.shape, draft.shape if draft else None, question.board, division, chosen)
-    context = question.context or max((load.context for load in question.recipe.workloads), default=None)
+    # A launch may take shorter requests than those its recipe was written for; then its longest shall fit.
+    limit = chosen.context_length or math.inf
+    loads = [load.context for load in question.recipe.workloads]
+    context = question.context or (int(min(limit, max(loads))) if loads else None)
     made = memory.ledger(*shapes, weights=weights, context=context)
+    if context and context > limit:  # nothing that memory decides helps there
+        return made, ()
     return made, tuple(memory.alternatives(*shapes, weights=weights, context=context))
 
 

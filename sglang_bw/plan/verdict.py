@@ -30,6 +30,23 @@ def least_fraction(sized: Callable[[float], kv.Pool], context: int) -> float | N
     return high / 1000
 
 
+def too_long(context: int | None, limit: int, model: int) -> tuple[str, ...]:
+    """Return why the engine takes no request of a context, and what to ask instead; nothing where it takes them.
+
+    :param context: tokens that a user named.
+    :param limit: tokens of the longest request of the launch; 0: unknown.
+    :param model: the model's own maximum.
+    """
+    if not (context and limit and context > limit):
+        return ()
+    if limit == model:
+        told = f"requests of {context:,} tokens are longer than the model's maximum of {model:,}"
+        return told, f"--context {limit} asks for the longest that it takes"
+    told = f"requests of {context:,} tokens are longer than --context-length {limit} of this launch"
+    more = f", or a --context-length up to the model's {model}" if model > limit else ""
+    return told, f"--context {limit} asks for the longest that it takes{more}"
+
+
 def judge(
     made: kv.Pool,
     context: int,

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from sglang_bw.errors import CheckpointError
 from sglang_bw.plan import checkpoint, headers, kept
+from sglang_bw.plan.config import read_shape
 from sglang_bw.plan.inventory import Role, take
 from tests.plan import synthetic
 
@@ -47,6 +48,20 @@ def llama() -> Iterator[synthetic.Entry]:
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     return synthetic.write(tmp_path / "model", LLAMA, llama(), shards=2)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "context"),
+    [
+        pytest.param({"rope_type": "linear", "factor": 4.0}, 4096, id="factor"),
+        pytest.param({"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 256}, 1024, id="stated"),
+        pytest.param({"rope_type": "llama3", "factor": 8.0}, 1024, id="llama3"),
+        pytest.param({"rope_type": "linear", "factor": "4"}, 1024, id="no number"),
+        pytest.param(None, 1024, id="none"),
+    ],
+)
+def test_the_longest_request_is_what_the_engine_derives(scaling: dict[str, Any] | None, context: int) -> None:
+    assert read_shape({**LLAMA, "rope_scaling": scaling}).context == context
 
 
 def test_headers_of_a_directory(model: Path) -> None:

@@ -13,9 +13,16 @@ from click.testing import CliRunner
 from sglang_bw.cli import planning
 from sglang_bw.cli.plan import plan as command
 from sglang_bw.errors import BwError
+from sglang_bw.plan import seen
+from sglang_bw.plan.instead import allowed
+from sglang_bw.plan.memory import Alternative
 from sglang_bw.plan.question import PlannedEngine
+from sglang_bw.plan.rules import facts
+from sglang_bw.plan.speculation import accept_curve, verdicts
+from sglang_bw.plan.speculation.cost import Ratio
 from sglang_bw.recipes import configs, lookup
 
+KIMI_RECIPE = "kimi-k2.5-int4-eagle3"
 KIMI, DRAFT, PRO = "moonshotai/Kimi-K2.5", "lightseekorg/kimi-k2.5-eagle3-mla", "8xRTX PRO 6000"
 EP = [
     "--tp-size",
@@ -103,6 +110,108 @@ def test_context_and_concurrency_are_asked_for() -> None:
     assert any("less than one request of 262,144" in reason for reason in too_long["memory"]["reasons"])
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says", "instead"),
+    [
+        pytest.param(["--context", "131072"], "the model's maximum of 40,960", "--context 40960", id="the model"),
+        pytest.param(
+            ["--context", "65536", "--gpus", "RTX 5090"], "the model's maximum of 40,960", "--context 40960", id="5090"
+        ),
+        pytest.param(
+            ["--context", "30000", "--", "--context-length", "20000"],
+            "than --context-length 20000",
+            "up to the model's 40960",
+            id="the launch",
+        ),
+    ],
+)
+def test_no_plan_for_requests_that_the_engine_refuses(arguments: list[str], says: str, instead: str) -> None:
+    found = run("qwen3-8b-eagle3", "--concurrency", "2", *arguments, code=50)
+    memory = found["memory"]
+    assert says in memory["reasons"][0]
+    assert instead in memory["reasons"][1]
+    assert (memory["requests_of_context"], memory["least_mem_fraction_static"]) == (0, None)
+    assert [demand["resident"] for demand in found["demands"]] == [0]
+    assert found["alternatives"] == []
+    assert says in refused("qwen3-8b-eagle3", *arguments).message
+    assert run("qwen3-8b-eagle3", "--context", "40960")["verdict"] == "fits"
+
+
+def test_a_launch_with_short_requests_is_planned() -> None:
+    """Shorter than every workload of the recipe and every context of the table."""
+    flags = ["--no-resolve", "--", "--context-length", "100"]
+    shown = CliRunner().invoke(command, ["qwen3-8b-eagle3", *flags], catch_exceptions=False)
+    assert "requests of 100 tokens" in shown.output
+    found = run("qwen3-8b-eagle3", "--", "--context-length", "100")
+    assert {cell["context"] for cell in found["speculation"]["cells"]} == {100}
+    assert {demand["resident"] for demand in found["demands"]} == {0}  # of 8,192 tokens
+
+
+MINIMAX = "minimax-m2.7-nvfp4-eagle3"
+
+
+def cells_of(*arguments: str) -> dict[tuple[int, int], dict[str, Any]]:
+    found = run(MINIMAX, *arguments)["speculation"]["cells"]
+    return {(cell["context"], cell["concurrency"]): cell for cell in found}
+
+
+def test_what_was_measured_of_the_launch_is_said_before_what_others_cost() -> None:
+    """113.5 to 104.9 tok/s with one request, 378.3 to 388.6 with eight; the borrowed curve has 1.61 and 1.28."""
+    cells = cells_of()
+    alone, team = cells[8192, 1], cells[8192, 8]
+    assert alone["verdict"] == "loses"
+    assert alone["speedup"]["mid"] == pytest.approx(104.9 / 113.5)
+    assert alone["break_even"]["mid"] == pytest.approx(2.41 * 113.5 / 104.9)
+    assert (alone["accept_length"]["mid"], alone["best_steps"]) == (pytest.approx(2.41), 0)
+    assert "113.5 tok/s without and 104.9 with it" in alone["basis"]
+    assert team["verdict"] == "undecided"
+    assert team["speedup"]["mid"] == pytest.approx(388.6 / 378.3)
+    # Nobody measured it, and the curve says 1.66 where the same launch lost at a shorter context.
+    far = cells[65536, 1]
+    assert far["verdict"] == "undecided"
+    assert "other side of 1: 0.92 with 1 at once" in far["reason"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(["--gpus", "2xRTX 5090"], id="board"),
+        pytest.param(["--gpus", "4xRTX PRO 6000", "--", "--tp-size", "4"], id="number of GPUs"),
+        pytest.param(["--fabric", "nvlink"], id="fabric"),
+        pytest.param(["--draft", "lightseekorg/kimi-k2.5-eagle3-mla"], id="draft"),
+        pytest.param(["--", "--speculative-num-steps", "2", "--speculative-num-draft-tokens", "3"], id="steps"),
+    ],
+)
+def test_what_was_measured_of_another_launch_is_not_taken(arguments: list[str]) -> None:
+    result = CliRunner().invoke(command, [MINIMAX, "--json", "--no-resolve", "--force", *arguments])
+    cells = json.loads(result.stdout)["speculation"]["cells"]
+    assert not any("evidence" in cell["basis"] + cell["reason"] for cell in cells)
+
+
+def test_what_was_measured_here_is_better_than_evidence(tmp_path: Path) -> None:
+    points = tmp_path / "decode.csv"
+    points.write_text("context,concurrency,tok_s\n0,1,113\n0,4,400\n0,16,900\n")
+    assert "this host" in cells_of("--decode", str(points))[8192, 1]["basis"]
+
+
+def test_a_cell_between_measured_ones_is_left_open() -> None:
+    near, *_ = verdicts(accept_curve("MiniMax", "x/eagle3"), _Cheap(), [0], [4], 3)
+    assert near.verdict == "pays"
+    rows = tuple(
+        seen.Seen(3, concurrency, (0, 8192), 100, speed, None, "x") for concurrency, speed in [(1, 92), (8, 103)]
+    )
+    assert seen.held_against(near, rows).verdict == "undecided"
+    assert seen.held_against(near, rows[1:]) == near
+    assert seen.held_against(near, ()) == near
+
+
+class _Cheap:
+    """Speculation that costs next to nothing."""
+
+    def ratio(self, _context: int, _concurrency: int, _steps: int) -> Ratio:
+        return Ratio(1.1, 0.05, "a test")
+
+
 def test_a_rule_refuses_and_force_goes_on() -> None:
     found = run("kimi-k2.5-int4-eagle3", "--", "--moe-runner-backend", "flashinfer_trtllm", code=51)
     assert found["verdict"] == "refused"
@@ -114,6 +223,74 @@ def test_a_rule_refuses_and_force_goes_on() -> None:
     )
     assert forced.exit_code == 0
     assert "refused" in forced.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        pytest.param(
+            ["kimi-k2.5-int4-eagle3"],
+            {
+                "without speculation": [],
+                "FP8 KV cache": ["kimi-int4-fp8-kv", "fp8-kv-mla-verify"],
+                "fraction 0.95": ["nccl-buffers"],
+                "experts apart (EP)": ["ep-pcie"],
+            },
+            id="Kimi on eight boards",
+        ),
+        pytest.param(
+            ["qwen3-8b-eagle3", "--gpus", "1xDGX Spark"],
+            {"FP8 KV cache": [], "graphs up to 16": [], "without speculation": [], "fraction 0.90": ["spark-fraction"]},
+            id="DGX Spark",
+        ),
+        pytest.param(
+            ["kimi-k2.5-int4-eagle3", "--gpus", "8xB200"],
+            {"FP8 KV cache": [], "fraction 0.90": [], "experts apart (EP)": [], "without speculation": []},
+            id="no warning of any",
+        ),
+    ],
+)
+def test_what_a_rule_warns_of_is_offered_last(arguments: list[str], expected: dict[str, list[str]]) -> None:
+    others = run(*arguments)["alternatives"]
+    assert [(other["title"], other["warned_by"]) for other in others] == list(expected.items())
+
+
+def test_what_a_rule_forbids_is_not_offered() -> None:
+    known = facts.Facts({"arch": "sm121", "speculates": True}, {"kv-cache-dtype": "auto"}, {})
+    offered = [Alternative("x", "--kv-cache-dtype nvfp4", None), Alternative("y", "--kv-cache-dtype fp8_e4m3", None)]
+    assert [other.title for other in allowed(offered, known)] == ["y"]
+
+
+def test_a_warning_is_seen_in_the_table() -> None:
+    shown = CliRunner().invoke(command, [KIMI_RECIPE, "--no-resolve"], catch_exceptions=False).output
+    assert "but see" in shown
+    assert "ep-pcie" in shown
+
+
+def test_a_model_is_not_its_own_eagle3_draft() -> None:
+    found = run("qwen3-8b-eagle3", "--draft", "Qwen/Qwen3-8B", code=51)
+    assert any(line.startswith("plain-model-as-eagle3-draft: ") for line in found["refusals"])
+
+
+def verdicts_of(*arguments: str) -> list[dict[str, Any]]:
+    cells: list[dict[str, Any]] = run(KIMI_RECIPE, *arguments)["speculation"]["cells"]
+    return cells
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [pytest.param(["--gpus", "8xB200"], id="board"), pytest.param(["--fabric", "nvlink"], id="fabric")],
+)
+def test_another_board_s_cost_does_not_decide_what_its_interval_leaves_open(arguments: list[str]) -> None:
+    there, here = verdicts_of(*arguments), verdicts_of()
+    assert not [
+        cell
+        for cell in there
+        if cell["verdict"] != "undecided" and cell["speedup"]["low"] < 1 < cell["speedup"]["high"]
+    ]
+    decided = [sum(cell["verdict"] != "undecided" for cell in cells) for cells in (there, here)]
+    assert decided[0] < decided[1]
+    assert all("on RTX PRO 6000 over PCIe (" in cell["basis"] for cell in there + here)
 
 
 def test_a_renamed_flag_is_refused_with_its_new_name() -> None:

@@ -51,6 +51,8 @@ MLA_DRAFT = {
     "vocab_size": 163840,
 }
 MHA_DRAFT = {"architectures": ["LlamaForCausalLMEagle3"], "vocab_size": 163840, "draft_vocab_size": 32000}
+NARROW = MHA_DRAFT | {"hidden_size": 1024, "target_hidden_size": 2048}
+QWEN = {"architectures": ["Qwen3ForCausalLM"], "vocab_size": 163840, "hidden_size": 2048}
 TOPICS = frozenset(path.stem[5:] for path in Series.load(patches_root(), newest_base(patches_root())).files)
 
 
@@ -122,6 +124,24 @@ def found(
             id="draft of another model",
         ),
         pytest.param(
+            "draft-of-another-width",
+            "--speculative-algorithm EAGLE3",
+            {"draft": MHA_DRAFT | {"hidden_size": 4096}, "config": QWEN | {"hidden_size": 2048}},
+            id="draft of another width",
+        ),
+        pytest.param(
+            "draft-of-another-width",
+            "--speculative-algorithm EAGLE3",
+            {"draft": MHA_DRAFT | {"hidden_size": 2048, "target_hidden_size": 4096}, "config": QWEN},
+            id="draft for another width",
+        ),
+        pytest.param(
+            "plain-model-as-eagle3-draft",
+            "--speculative-algorithm EAGLE3",
+            {"draft": QWEN, "config": QWEN},
+            id="its own draft",
+        ),
+        pytest.param(
             "mla-draft-attention",
             "--speculative-algorithm EAGLE3 --attention-backend trtllm_mla",
             {"draft": MHA_DRAFT, "machine": B200},
@@ -169,6 +189,11 @@ def test_what_harms_is_a_warning(rule: str, line: str, options: dict[str, Any]) 
         ("--attention-backend trtllm_mla", {"machine": B200}),
         ("--attention-backend triton --mem-fraction-static 0.9", {}),
         ("--moe-runner-backend flashinfer_trtllm --mem-fraction-static 0.9", {"machine": B200}),
+        # A draft of another width that says so, one that says nothing, MTP layers, and a small model as a draft.
+        ("--speculative-algorithm EAGLE3", {"draft": NARROW, "config": QWEN}),
+        ("--speculative-algorithm EAGLE3", {"draft": MHA_DRAFT, "config": QWEN}),
+        ("--speculative-algorithm NEXTN", {"draft": QWEN, "config": QWEN}),
+        ("--speculative-algorithm STANDALONE", {"draft": QWEN | {"hidden_size": 1024}, "config": QWEN}),
     ],
 )
 def test_what_runs_is_left_alone(line: str, options: dict[str, Any]) -> None:

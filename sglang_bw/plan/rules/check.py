@@ -79,6 +79,15 @@ def check(facts: Facts) -> tuple[Finding, ...]:
     return tuple(sorted(found, key=lambda finding: order[finding.severity]))
 
 
+def of_change(before: Facts, after: Facts) -> tuple[Finding, ...]:
+    """Return the rules that speak about a change of flags: new ones, and those about a flag that was changed."""
+    names = before.flags.keys() | after.flags.keys()
+    changed = {f"flag.{name}" for name in names if before.flags.get(name) != after.flags.get(name)}
+    known = {finding.rule for finding in check(before)}
+    about = {rule.id for rule in rules() if changed & rule.when.keys()}
+    return tuple(finding for finding in check(after) if finding.rule not in known or finding.rule in about)
+
+
 def _finding(rule: Rule, facts: Facts) -> Finding:
     topic = re.sub(r"^\d{4}-", "", rule.fixed_by)
     if topic and topic in facts.patches:

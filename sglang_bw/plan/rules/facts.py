@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sglang_bw.plan.resolution import Resolution, look_up
@@ -28,6 +28,8 @@ _GROUPS = {
     "any_moe": ("moe-runner-backend", "speculative-moe-runner-backend"),
     "any_fusion": ("flashinfer-allreduce-fusion-backend", "enable-flashinfer-allreduce-fusion"),
 }
+# In the name of every architecture that is made to be a draft.
+_DRAFTS = ("eagle", "mtp", "nextn", "dflash", "dspark", "assistant")
 _UNSET = (None, "", "auto", "none", False)
 
 
@@ -59,6 +61,16 @@ class Facts:
             found = [self.values.get(name)]
         return [value for value in found if value not in _UNSET]
 
+    def with_flags(self, flags: Flags) -> Facts:
+        """Return the facts of the same launch with other values of some flags."""
+        return replace(self, flags={**self.flags, **_said(flags)})
+
+    def without_speculation(self) -> Facts:
+        """Return the facts of the same launch that does not speculate."""
+        left = {name: value for name, value in self.flags.items() if not name.startswith("speculative-")}
+        values = {name: value for name, value in self.values.items() if not name.startswith(("draft_", "separate_"))}
+        return replace(self, flags=left, values={**values, "speculates": False, "draft_kind": ""})
+
 
 def collect(
     *,
@@ -79,7 +91,7 @@ def collect(
     :param draft_config: the draft's, ``None`` for MTP layers or without speculation.
     :param patches: topics of the engine's patches, without number: ``trtllm-attention-guards``.
     """
-    said = {ALIASES.get(flag.name, flag.name): flag.values[-1] if flag.values else True for flag in flags}
+    said = _said(flags)
     effective = _effective(resolution) if resolution and resolution.source == "engine" else {}
     known = {**said, **{name: value for name, value in effective.items() if value not in _UNSET}}
     values = {
@@ -93,6 +105,10 @@ def collect(
         "cuda_graphs": not (known.get("disable-cuda-graph") or known.get("cuda-graph-backend-decode") == "disabled"),
     }
     return Facts(values, known, env, patches, engine)
+
+
+def _said(flags: Flags) -> dict[str, Any]:
+    return {ALIASES.get(flag.name, flag.name): flag.values[-1] if flag.values else True for flag in flags}
 
 
 def _effective(resolution: Resolution) -> dict[str, Any]:
@@ -138,6 +154,16 @@ def _speculation(
         "separate_draft": True,
         "draft_kind": "mla" if all(draft.get(key) for key in _MLA_KEYS) else "mha",
         "draft_is_eagle3": "eagle3" in architecture.lower(),
+        "draft_is_plain": bool(architecture) and not any(word in architecture.lower() for word in _DRAFTS),
+        "draft_of_other_hidden_size": _other_hidden_size(config, draft),
         "draft_of_other_vocabulary": draft.get("vocab_size") != vocabulary,
         "draft_vocab_reduced": bool(draft.get("draft_vocab_size")) and draft.get("draft_vocab_size") != vocabulary,
     }
+
+
+def _other_hidden_size(config: Mapping[str, Any], draft: Mapping[str, Any]) -> bool:
+    """Tell whether a draft takes hidden states of another width than the target's; unknown sizes are no other."""
+    inner = text_config(draft)
+    taken = draft.get("target_hidden_size") or inner.get("target_hidden_size") or inner.get("hidden_size")
+    made = text_config(config).get("hidden_size")
+    return bool(taken) and bool(made) and taken != made

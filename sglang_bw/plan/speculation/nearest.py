@@ -6,9 +6,10 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
+from sglang_bw.host import boards
 from sglang_bw.plan.speculation.accept import family
 from sglang_bw.plan.speculation.curve import Points, Roofline, StepCurve
 from sglang_bw.plan.speculation.tables import table
@@ -18,18 +19,30 @@ _ENOUGH = 4
 # What a difference counts against the root mean square of log times, the measure of the shapes' distance.
 _OTHER_FAMILY, _OTHER_PARALLEL, _OTHER_ENGINE, _OTHER_SOURCE, _NO_FURTHER = 0.3, 0.15, 0.05, 0.05, 0.02
 _NOTHING_SHARED = 0.5
+_FABRICS = {"pcie": "PCIe", "nvlink": "NVLink"}
 _WORD = re.compile(r"[a-z0-9]+")
 _ACTIVE = re.compile(r"[-_ ]A\d+(\.\d+)?B\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Host:
-    """What a decode curve was measured on, in the words of its source."""
+    """What a decode curve was measured on, in the words of its source.
+
+    :ivar board: empty where it is not known; two hosts that differ in nothing else are one.
+    :ivar fabric: how its GPUs are joined; empty with one of them.
+    """
 
     model: str
     engine: str
     parallel: str = ""
     source: str = ""
+    board: str = field(default="", compare=False)
+    fabric: str = field(default="", compare=False)
+
+    @property
+    def machine(self) -> str:
+        """The boards of a source, for the reader."""
+        return f"{self.board} over {_FABRICS[self.fabric]}" if self.fabric else self.board
 
 
 Curves = Mapping[Host, Points]
@@ -40,7 +53,8 @@ def known_curves() -> Curves:
     """Return the plain decode curves that ship with the tool."""
     curves: defaultdict[Host, dict[tuple[int, int], float]] = defaultdict(dict)
     for row in table("decode_curves"):
-        host = Host(row["model"], row["engine"], row["parallel"], row["source"])
+        board = boards.find(row["board"])
+        host = Host(row["model"], row["engine"], row["parallel"], row["source"], board.name, board.fabric)
         concurrency = int(row["concurrency"])
         curves[host][int(row["context"]), concurrency] = concurrency / float(row["tok_s"])
     return dict(curves)
@@ -85,6 +99,12 @@ def alike(model: str, other: str) -> bool:
 def same_split(host: Host, other: Host) -> bool:
     """Return whether two hosts split the model alike; ``DCP1`` is no split."""
     return host.parallel.replace(" DCP1", "") == other.parallel.replace(" DCP1", "")
+
+
+def same_machine(host: Host, other: Host) -> bool:
+    """Return whether two hosts have the same boards, joined alike; what is not known of one is no difference."""
+    pairs = ((host.board, other.board), (host.fabric, other.fabric))
+    return all(ours == theirs for ours, theirs in pairs if ours and theirs)
 
 
 def experts(model: str) -> tuple[int, int] | None:

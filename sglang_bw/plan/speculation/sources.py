@@ -13,11 +13,12 @@ from sglang_bw.plan.speculation.cost import CurveCost, RoundCost
 from sglang_bw.plan.speculation.curve import Roofline, StepCurve
 from sglang_bw.plan.speculation.nearest import Host
 
+EVIDENCE = "recipe evidence"
 _EVIDENCE_SIGMA = 0.08
 
 
 def accept_curve(
-    model: str, draft: str = "", *, measured: Mapping[int, float] | None = None, source: str = "recipe evidence"
+    model: str, draft: str = "", *, measured: Mapping[int, float] | None = None, source: str = EVIDENCE
 ) -> AcceptCurve:
     """Return the accept lengths to plan with.
 
@@ -62,11 +63,12 @@ def _measured(host: Host, speeds: Mapping[tuple[int, int], float]) -> CurveCost:
 
 
 def _borrowed(host: Host) -> CurveCost:
-    """Return the cost of the nearest host in the table; only one with the same model and split is trusted."""
+    """Return the cost of the nearest host in the table; only one with the same model, split and board is trusted."""
     found = nearest.most_like(host)
     same = found is not None and nearest.alike(found[0].model, host.model)
     if found is None or (not same and nearest.experts(host.model) is None):
         return CurveCost(Roofline({(0, 1): 1.0}), host.engine, "a dense model by its roofline", trusted=False)
     other, points = found
-    trusted = same and nearest.same_split(host, other)
-    return CurveCost(StepCurve(points), other.engine, f"{other.model} {other.parallel} ({other.source})", trusted)
+    trusted = same and nearest.same_split(host, other) and nearest.same_machine(host, other)
+    origin = f"{other.model} {other.parallel} on {other.machine} ({other.source})"
+    return CurveCost(StepCurve(points), other.engine, origin, trusted)
