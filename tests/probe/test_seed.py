@@ -22,7 +22,7 @@ from sglang_bw.launch.probe.rounds import Point, Result
 from sglang_bw.plan.question import Question
 from sglang_bw.recipes import flags, lookup
 from sglang_bw.recipes.flags import Flag, Flags
-from sglang_bw.recipes.hardware import Hardware
+from sglang_bw.recipes.hardware import Device, Hardware
 from sglang_bw.recipes.origin import Origin, of_flags
 from tests.conftest import EngineTrees
 from tests.host.fake_host import NAME, Host
@@ -39,7 +39,7 @@ def _no_data_of_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 
 def store(
     recipe: str,
-    device: str = "cuda",
+    device: Device = "cuda",
     *,
     complete: bool = True,
     seconds: float = 0.025,
@@ -48,7 +48,7 @@ def store(
 ) -> Path:
     """Store a result of 3 steps at batch 4 on this host, as `probe round` does."""
     host = fingerprint.take()
-    line = commands.build(lookup.find(recipe), Hardware(), {}, extra=extra).flags
+    line = commands.build(lookup.find(recipe), Hardware(device=device), {}, extra=extra).flags
     result = Result(host, recipe, engine, device, of_flags(line), complete=complete)
     result.plain[4] = Point(4, 1.0, 0.010, 0.0, False)
     result.rounds[3, 4] = [Point(4, 1.0, 0.025, 0.0, True), Point(4, 4.0, seconds, 0.0, True)]
