@@ -89,10 +89,8 @@ class Server:
     def death(self) -> str:
         """Return why the engine ended, in one line, for a code that is not zero."""
         code = self.process.poll() or 0
-        if found := cause(self.process.log, offset=self.log_offset):
+        if found := cause(self.process.log, offset=self.log_offset, killed=code == -signal.SIGKILL):
             return found
-        if code == -signal.SIGKILL:
-            return "it was killed (SIGKILL), most often because the machine ran out of memory"
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
     def _raise_if_over(self) -> None:

@@ -26,6 +26,18 @@ DAEMON = (
     "import os, sys, time\nif os.fork(): sys.exit(0)\nos.setsid()\n"
     "open(os.environ['FAKE_PIDS'], 'a').write(f'{os.getpid()}\\n')\ntime.sleep(600)"
 )
+SCHEDULER_KILLED = """Traceback (most recent call last):
+  File "engine.py", line 2031, in _wait_for_scheduler_ready
+    data = scheduler_pipe_readers[i].recv()
+EOFError
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "launch_server.py", line 48, in <module>
+    run_server(server_args)
+RuntimeError: Rank 0 scheduler died during initialization (exit code: -9). If exit code is -9 (SIGKILL), a common \
+cause is the OS OOM killer. Run `dmesg -T | grep -i oom` to check."""
 KEY = ""  # from the file that --config names, as SGLang takes it
 ready = threading.Event()
 requests = []
@@ -134,7 +146,11 @@ def main():
     for child in children:
         note(child.pid)
     subprocess.run([sys.executable, "-c", DAEMON], check=True)
+    say("Ignore import error when loading sglang.srt.models.inkling: No module named 'cutlass'")
     say("Load weight begin. avail mem=18.86 GB")
+    if MODE == "scheduler-killed":  # as the kernel does when memory runs out: only the parent has words
+        print(SCHEDULER_KILLED, file=sys.stderr, flush=True)
+        sys.exit(1)
     if MODE == "fails":
         traceback("ValueError: the draft does not fit the target")
         say("Received sigquit from a child process. It usually means the child failed.")

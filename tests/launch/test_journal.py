@@ -73,6 +73,18 @@ def test_interrupts_and_late_deaths(serve: Serve, entries: Callable[[], list[Ent
     assert found[1].failure == "hang"
     assert found[3].failure == "out-of-memory-host"
     assert found[3].summary.startswith("after it had started")
+    assert found[3].evidence[0].startswith("it was killed (SIGKILL)")
+    assert "exit code 137: it was killed (SIGKILL), most often because the machine ran out of memory" in serve.err
+
+
+def test_a_scheduler_that_the_kernel_killed(serve: Serve, entries: Callable[[], list[Entry]]) -> None:
+    serve.start(mode="scheduler-killed")
+    assert serve.wait() == 34
+    told = "Rank 0 scheduler died during initialization (exit code: -9): it was killed (SIGKILL)"
+    assert f"the engine died while loading (exit code 1): {told}" in serve.err
+    (failed,) = entries()
+    assert failed.failure == "out-of-memory-host"
+    assert failed.evidence[0].startswith(told)
 
 
 def test_keys_stay_out_of_the_ledger(serve: Serve, entries: Callable[[], list[Entry]], tmp_path: Path) -> None:
