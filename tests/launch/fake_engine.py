@@ -38,7 +38,7 @@ Traceback (most recent call last):
     run_server(server_args)
 RuntimeError: Rank 0 scheduler died during initialization (exit code: -9). If exit code is -9 (SIGKILL), a common \
 cause is the OS OOM killer. Run `dmesg -T | grep -i oom` to check."""
-KEY = ""  # from the file that --config names, as SGLang takes it
+KEY = ""
 ready = threading.Event()
 requests = []
 
@@ -128,15 +128,31 @@ def value(flag):
     return sys.argv[sys.argv.index(flag) + 1]
 
 
-def main():
+def listen(port):
+    while MODE == "waits" and not pathlib.Path(os.environ["FAKE_PIDS"]).with_name("go").exists():
+        time.sleep(0.05)
+    try:
+        return ThreadingHTTPServer((value("--host"), port), Handler)
+    except OSError:
+        say(f"[Errno 98] error while attempting to bind on address ('127.0.0.1', {port}): address already in use")
+        sys.exit(1)
+
+
+def take_key():
+    """As SGLang takes it from the file that --config names; stock writes it into its log."""
     global KEY
+    if "--config" not in sys.argv:
+        return
+    KEY = yaml.safe_load(pathlib.Path(value("--config")).read_text()).get("api-key", "")
+    print(f"server_args={{'api_key': '{KEY}'}}", end="", flush=True)
+    print(f", cut {KEY[:3]}", end="", flush=True)
+    time.sleep(0.2)
+    print(KEY[3:], flush=True)
+
+
+def main():
     note(os.getpid())
-    if "--config" in sys.argv:
-        KEY = yaml.safe_load(pathlib.Path(value("--config")).read_text()).get("api-key", "")
-        print(f"server_args={{'api_key': '{KEY}'}}", end="", flush=True)  # stock writes it into its log
-        print(f", cut {KEY[:3]}", end="", flush=True)
-        time.sleep(0.2)
-        print(KEY[3:], flush=True)
+    take_key()
     if MODE == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     else:
@@ -170,7 +186,7 @@ def main():
         compiler = shutil.copy("/bin/sleep", folder / "nvcc")
         subprocess.run([compiler, "600"], cwd=folder)
     port = int(value("--port"))
-    server = ThreadingHTTPServer((value("--host"), port), Handler)
+    server = listen(port)
     say(f"INFO:     Uvicorn running on http://127.0.0.1:{port} (Press CTRL+C to quit)")
     threading.Timer(0.3, lambda: (ready.set(), say("The server is fired up and ready to roll!"))).start()
     try:

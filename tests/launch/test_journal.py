@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,6 +38,27 @@ def test_a_failure_is_recorded_and_announced_before_it_is_repeated(
     assert first.launch == second.launch
     serve.start("--", "--max-running-requests", "3", mode="fails")
     assert serve.wait() == 34
+    assert REPEATED not in serve.err
+
+
+def test_a_port_that_is_lost_while_loading_says_nothing_about_the_launch(
+    serve: Serve, entries: Callable[[], list[Entry]]
+) -> None:
+    serve.start(mode="waits")
+    serve.until_loading()
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", serve.port))
+        other.listen(1)
+        (serve.scratch / "go").touch()
+        assert serve.wait() == 33
+    assert f"another process took port {serve.port} while the engine loaded" in serve.err
+    (lost,) = entries()
+    assert (lost.result, lost.failure) == ("interrupted", None)
+    assert "address already in use" in lost.evidence[0]
+    assert lost.artefacts == (str(serve.log),)
+    serve.start("--no-warmup")  # on another port
+    serve.until_out("http://")
     assert REPEATED not in serve.err
 
 
