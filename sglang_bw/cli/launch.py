@@ -124,7 +124,8 @@ def _checked(prepared: Prepared, wish: Options) -> Checked:
     ports.check_free(command.host, command.port)
     instances.check_port(command.host, command.port)
     seen = planning.seen(prepared.here, prepared.visible)
-    planned = refusals.check(Launch(recipe, command, planning.planned(engine), seen), force=wish.force)
+    asked = Launch(recipe, command, planning.planned(engine), seen, prepared.environ, wish.typed)
+    planned = refusals.check(asked, force=wish.force)
     stays = wish.no_spec or flags.has(prepared.extra, "speculative-algorithm")
     if recipe.baseline_where_it_loses and not stays and (cell := refusals.loses(planned, recipe)):
         command = prepared.baseline()
