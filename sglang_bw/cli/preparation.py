@@ -13,7 +13,7 @@ import click
 
 from sglang_bw.cli import host_checks, planning
 from sglang_bw.cli.console import err
-from sglang_bw.cli.typed import Typed
+from sglang_bw.cli.typed import Typed, check_place
 from sglang_bw.host import fingerprint
 from sglang_bw.host.gpus import Gpus, parts
 from sglang_bw.launch import command as commands
@@ -155,6 +155,7 @@ def prepare(options: Options) -> Prepared:
     :raises UnknownRecipeError: no such recipe or model.
     :raises ApiKeyError: the key cannot be read.
     """
+    check_place("serve", options.engine_flags)
     extra = _parse(options.engine_flags)
     recipe = selection.select(options.name, model=options.model_path, draft=options.draft)
     speculates = recipe.spec or options.no_spec or flags.has(extra, "speculative-algorithm")

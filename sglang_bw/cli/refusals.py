@@ -122,7 +122,7 @@ def loses(made: Plan | None, recipe: Recipe) -> Cell | None:
 def _tell(made: Plan, line: str, said: set[str]) -> None:
     warnings = [f"{finding.rule}: {finding.reason}" for finding in made.findings if finding.severity == "warning"]
     warnings += [found.reason for found in made.translations if not found.breaks]
-    warnings += list(made.misfits)
+    warnings += [f"the recipe's machine: {misfit}" for misfit in made.misfits]
     if made.ledger.verdict == "tight":
         warnings += made.ledger.reasons
     warnings = [text for text in warnings if text not in said]

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
+
 from sglang_bw.errors import UnknownBoardError
 from sglang_bw.host import boards
 from sglang_bw.host.boards import Board
@@ -14,6 +16,17 @@ from sglang_bw.launch import secret, selection
 from sglang_bw.recipes import flags
 from sglang_bw.recipes.flags import Flags
 from sglang_bw.recipes.hardware import Hardware
+
+NO_SPEC = "--no-spec"
+
+
+def check_place(command: str, engine_flags: Sequence[str]) -> None:
+    """Refuse what stands behind ``--`` and is ours; the engine knows flags that begin like it.
+
+    :raises click.UsageError: it does.
+    """
+    if NO_SPEC in engine_flags:
+        raise click.UsageError(f"{NO_SPEC} is an option of `{command}`, it goes before '--'.")
 
 
 @dataclass(frozen=True)
@@ -49,7 +62,7 @@ class Typed:
         )
         words = [word for option, value in given if value for word in (option, str(value))]
         tail = self._tail(seen)
-        line = ["plan", self.name, *words, *([] if self.speculate else ["--no-spec"]), *(["--", *tail] if tail else [])]
+        line = ["plan", self.name, *words, *([] if self.speculate else [NO_SPEC]), *(["--", *tail] if tail else [])]
         return shlex.join(["sglang-bw", *line])
 
     def _tail(self, seen: tuple[Hardware, Board] | None) -> list[str]:

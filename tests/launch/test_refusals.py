@@ -64,6 +64,7 @@ def test_the_machine_that_the_driver_shows() -> None:
     assert unknown
     assert (unknown[1].name, unknown[1].memory_mib) == ("NVIDIA RTX 9999", 50000)
     assert planning.seen(Gpus(problem="no driver")) is None
+    assert planning.seen(gpus(4), "") is None  # CUDA_VISIBLE_DEVICES, set and empty
 
 
 def test_a_recipe_on_its_machine_passes(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -202,6 +203,29 @@ def test_serve_refuses_before_it_asks_the_hub(tree: Path, monkeypatch: pytest.Mo
     assert error.exit_code == 50
     error = run(tree, monkeypatch, "kimi-k2.5-int4-eagle3", "--", "--attention-backend", "fa3")
     assert error.exit_code == 51
+
+
+def test_no_gpu_is_visible(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(host_checks.hub, "wanted", lambda *_: ())
+    error = run(tree, monkeypatch, "qwen3-8b-eagle3")
+    assert error.exit_code == 62
+    assert "CUDA_VISIBLE_DEVICES is set and empty" in error.message
+    assert "unset CUDA_VISIBLE_DEVICES" in error.hint
+
+
+def test_a_machine_of_another_size_is_told_with_its_subject(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    refusals.check(launch("kimi-k2.5-int4-eagle3", gpus(4), tree, "--tp-size", "4"), force=True)
+    assert "warning: the recipe's machine: its number of GPUs is 8, here it is 4" in " ".join(
+        capsys.readouterr().err.split()
+    )
+
+
+@pytest.mark.parametrize("command", ["serve", "plan"])
+def test_no_spec_goes_before_the_dashes(command: str) -> None:
+    done = CliRunner().invoke(cli, [command, "tiny", "--", "--no-spec"])
+    assert done.exit_code == 2
+    assert f"--no-spec is an option of `{command}`, it goes before '--'" in " ".join(done.output.split())
 
 
 def test_serve_looks_at_the_variables_of_its_shell(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
