@@ -151,6 +151,11 @@ class Instance:
         return self.record.engine_process is not None and self.record.engine_process.is_alive
 
     @property
+    def is_ending(self) -> bool:
+        """Whether its engine is gone, so that its `serve` will be, too."""
+        return self.record.engine_process is not None and not self.engine_runs
+
+    @property
     def console(self) -> tuple[Path, Path]:
         """Where a detached `serve` prints: output and errors."""
         return self.folder / "out.txt", self.folder / "err.txt"
@@ -214,7 +219,7 @@ def check_port(host: str, port: int) -> None:
 
     :raises PortInUseError: one has.
     """
-    alive = [one for one in everything() if one.is_alive]
+    alive = [one for one in everything() if one.is_alive and not one.is_ending]
     other = next((one for one in alive if one.port == port and _meet(one.record.host, host)), None)
     if other is None:
         return

@@ -253,7 +253,10 @@ def test_the_port_of_one_that_is_starting(state: Path, host: str, refused: bool)
             with pytest.raises(PortInUseError):
                 instances.create("big", host, port, url=url, log="/nowhere", **common)
         assert [one.name for one in instances.everything()] == [f"tiny-{port}"]
-        first.update(ended={"code": 1, "why": "", "at": first.record.started_at})
+        gone = first.record.process.model_copy(update={"boot": "another"})
+        first.update(engine_process=gone)
+        instances.check_port(host, port)  # it is about to end
+        first.update(engine_process=None, ended={"code": 1, "why": "", "at": first.record.started_at})
         instances.check_port(host, port)
     finally:
         first.remove()
