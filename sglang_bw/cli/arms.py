@@ -12,6 +12,7 @@ import yaml
 
 from sglang_bw.cli import planning
 from sglang_bw.cli.refusals import Launch
+from sglang_bw.cli.typed import Typed
 from sglang_bw.experiment.arm import ArmPlan, Name
 from sglang_bw.host import nvml
 from sglang_bw.launch import command as commands
@@ -72,19 +73,21 @@ def started(
         both = flags.parse(engine_flags)
     except flags.NotAFlagError as error:
         raise click.UsageError(f"{error.token!r} is no engine flag.") from error
+    there = {"python": options["python"], "tree": options["engine_tree"]}
+    typed = Typed(name, draft=options["draft"], **there)
     build = _Builder(engine, options["device"], options["port"], both)
     if vs is not None:
         base = selection.select(vs)
-        return build.arm("A", base, base.id), build.arm("B", recipe, recipe.id)
+        return build.arm("A", base, base.id, Typed(vs, **there)), build.arm("B", recipe, recipe.id, typed)
     if sets:
         changes = dict(map(_change, sets))
         said = f"{recipe.id} with {', '.join(map(_shown, sets))}"
-        return build.arm("A", recipe, recipe.id), build.arm("B", recipe, said, changes=changes)
+        return build.arm("A", recipe, recipe.id, typed), build.arm("B", recipe, said, typed, changes=changes)
     if recipe.spec is None:
         raise click.UsageError(f"{recipe.id} has no speculation to leave out: give a --draft, or use --set.")
     return (
-        build.arm("A", recipe, f"{recipe.id} without speculation", speculate=False),
-        build.arm("B", recipe, recipe.id),
+        build.arm("A", recipe, f"{recipe.id} without speculation", typed, speculate=False),
+        build.arm("B", recipe, recipe.id, typed),
     )
 
 
@@ -120,7 +123,14 @@ class _Builder:
         self.here = nvml.read(nvml.load()) if self.device == "cuda" else None
 
     def arm(
-        self, name: Name, recipe: Recipe, says: str, *, speculate: bool = True, changes: dict[str, Any] | None = None
+        self,
+        name: Name,
+        recipe: Recipe,
+        says: str,
+        typed: Typed,
+        *,
+        speculate: bool = True,
+        changes: dict[str, Any] | None = None,
     ) -> Asked:
         port = self.port + (name == "B")
         changed = {key: value for key, value in (changes or {}).items() if not _ENV_NAME.fullmatch(key)}
@@ -141,7 +151,10 @@ class _Builder:
         command = remote_code.with_records(replace(command, env={**command.env, **env}))
         asked = {key: str(value) for key, value in changed.items() if not secret.is_secret(Flag(key, (str(value),)))}
         plan = ArmPlan(name, says, command.url, command, asked, command.api_key, recipe.id)
-        return Asked(plan, Launch(recipe, command, planning.planned(self.engine), planning.seen(self.here)))
+        typed = replace(typed, speculate=speculate, engine_flags=flags.tokens(extra))
+        return Asked(
+            plan, Launch(recipe, command, planning.planned(self.engine), planning.seen(self.here), environ, typed)
+        )
 
 
 def _without(command: Command, keys: list[str]) -> Command:

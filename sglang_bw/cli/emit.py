@@ -68,7 +68,9 @@ def _check(prepared: Prepared, options: Options) -> tuple[Prepared, Plan | None]
     seen = planning.meant(prepared.recipe, prepared.machine) if command.device == "cuda" else None
     there = prepared.engine.installation.version
     engine = planning.planned(prepared.engine) if there else planning.of_series()
-    return prepared, refusals.check(Launch(prepared.recipe, command, engine, seen), force=options.force)
+    return prepared, refusals.check(
+        Launch(prepared.recipe, command, engine, seen, typed=options.typed), force=options.force
+    )
 
 
 def _has_key(prepared: Prepared, options: Options) -> bool:

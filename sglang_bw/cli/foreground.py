@@ -102,12 +102,14 @@ class _Registered:
 def register(launch: Checked, *, detached: bool) -> Instance:
     """Make the record of a launch.
 
+    :raises PortInUseError: another server that was started here took the port since it was checked.
     :raises OutputError: it cannot be written.
     """
     command = launch.command
     try:
         return instances.create(
             launch.recipe.id,
+            command.host,
             command.port,
             url=command.url,
             device=command.device,

@@ -10,7 +10,7 @@ from sglang_bw.cli.console import err
 from sglang_bw.errors import BwError, EngineStartError
 from sglang_bw.launch.journal import Attempt
 from sglang_bw.launch.probe.journal import Probe
-from sglang_bw.launch.server import InterruptedStartError, Server, StartTimeoutError
+from sglang_bw.launch.server import InterruptedStartError, PortLostError, Server, StartTimeoutError
 from sglang_bw.launch.warmup import Report
 from sglang_bw.ledger.entry import Entry
 from sglang_bw.ledger.failure import FailureClass
@@ -48,6 +48,9 @@ class Journal:
             raise
         except StartTimeoutError as error:
             _write(self.attempt.died(running, error.message, failure=FailureClass.HANG))
+            raise
+        except PortLostError as error:
+            _write(self.attempt.interrupted(running, error.message))
             raise
         except EngineStartError:
             _write(self.attempt.died(running, running.death()))

@@ -16,8 +16,8 @@ from sglang_bw.cli.preparation import Options, Prepared, consent, prepare
 from sglang_bw.cli.refusals import Launch
 from sglang_bw.errors import UnsafeLaunchError
 from sglang_bw.launch import command as commands
+from sglang_bw.launch import instances, remote_code, safety, server, weights
 from sglang_bw.launch import port as ports
-from sglang_bw.launch import remote_code, safety, server, weights
 from sglang_bw.launch.command import PASTED_CONFIG, Command
 from sglang_bw.launch.engine import Engine
 from sglang_bw.recipes import flags
@@ -122,8 +122,10 @@ def _checked(prepared: Prepared, wish: Options) -> Checked:
     said = [note, safety.check_open(command, allowed=wish.is_open)]
     weights.check_command(command)
     ports.check_free(command.host, command.port)
+    instances.check_port(command.host, command.port)
     seen = planning.seen(prepared.here, prepared.visible)
-    planned = refusals.check(Launch(recipe, command, planning.planned(engine), seen), force=wish.force)
+    asked = Launch(recipe, command, planning.planned(engine), seen, prepared.environ, wish.typed)
+    planned = refusals.check(asked, force=wish.force)
     stays = wish.no_spec or flags.has(prepared.extra, "speculative-algorithm")
     if recipe.baseline_where_it_loses and not stays and (cell := refusals.loses(planned, recipe)):
         command = prepared.baseline()

@@ -13,6 +13,7 @@ from rich.markup import escape
 from sglang_bw.cli import completion, planning
 from sglang_bw.cli.console import err, print_json
 from sglang_bw.cli.options import ENGINE_PYTHON, ENGINE_TREE
+from sglang_bw.cli.typed import check_place
 from sglang_bw.recipes import flags
 
 if TYPE_CHECKING:
@@ -107,6 +108,7 @@ def plan(
     from sglang_bw.plan import plan as plans
     from sglang_bw.plan.pays import Measured
 
+    check_place("plan", engine_flags)
     try:
         extra = flags.parse(engine_flags)
     except flags.NotAFlagError as error:

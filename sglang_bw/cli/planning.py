@@ -217,7 +217,8 @@ def meant(recipe: Recipe, chosen: Hardware) -> tuple[Hardware, Board] | None:
 
 def seen(here: Gpus | None, wanted: str | None = None) -> tuple[Hardware, Board] | None:
     """Return the GPUs of this machine as a plan takes them; ``None`` when there are none, or only parts of some."""
-    if here is None or not here.boards:
+    hidden = wanted is not None and not wanted.strip()  # CUDA_VISIBLE_DEVICES, set and empty
+    if here is None or not here.boards or hidden:
         return None
     try:
         chosen = here.only(wanted).boards if wanted else here.boards

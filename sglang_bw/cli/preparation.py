@@ -13,6 +13,7 @@ import click
 
 from sglang_bw.cli import host_checks, planning
 from sglang_bw.cli.console import err
+from sglang_bw.cli.typed import Typed, check_place
 from sglang_bw.host import fingerprint
 from sglang_bw.host.gpus import Gpus, parts
 from sglang_bw.launch import command as commands
@@ -71,6 +72,20 @@ class Options:
     def only_describes(self) -> bool:
         """Whether nothing will be started, so that this machine need not be the one."""
         return self.dry_run or self.emit is not None
+
+    @property
+    def typed(self) -> Typed:
+        """What of it `plan` takes, too."""
+        return Typed(
+            self.name,
+            model=self.model_path,
+            draft=self.draft,
+            speculate=not self.no_spec,
+            divides=self.gpus is not None,
+            python=self.python,
+            tree=self.engine_tree,
+            engine_flags=self.engine_flags,
+        )
 
     def check(self) -> None:
         """Refuse what makes no sense together."""
@@ -140,6 +155,7 @@ def prepare(options: Options) -> Prepared:
     :raises UnknownRecipeError: no such recipe or model.
     :raises ApiKeyError: the key cannot be read.
     """
+    check_place("serve", options.engine_flags)
     extra = _parse(options.engine_flags)
     recipe = selection.select(options.name, model=options.model_path, draft=options.draft)
     speculates = recipe.spec or options.no_spec or flags.has(extra, "speculative-algorithm")

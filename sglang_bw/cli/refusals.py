@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sglang_bw.cli import planning
 from sglang_bw.cli.console import err
 from sglang_bw.cli.planning import Wish
+from sglang_bw.cli.typed import Typed
 from sglang_bw.errors import OtherEngineError, PlanInputError, PlanRefusedError, UnknownConfigError, UnknownModelError
 from sglang_bw.host.boards import Board
 from sglang_bw.launch.command import Command
@@ -28,12 +30,21 @@ class Launch:
     """A launch as `serve` has put it together.
 
     :ivar seen: the GPUs that it is for; ``None`` on a CPU, and when they could not be looked at.
+    :ivar environ: what the engine inherits, where the launch does not say otherwise.
+    :ivar typed: what the user asked for; ``None`` for the recipe as it is.
     """
 
     recipe: Recipe
     command: Command
     engine: PlannedEngine
     seen: tuple[Hardware, Board] | None
+    environ: Mapping[str, str] = field(default_factory=dict)
+    typed: Typed | None = None
+
+    @property
+    def plan(self) -> str:
+        """The line that shows its whole plan."""
+        return (self.typed or Typed(self.recipe.id)).plan(self.seen)
 
 
 def check(launch: Launch, *, force: bool, said: set[str] | None = None) -> Plan | None:
@@ -55,12 +66,13 @@ def check(launch: Launch, *, force: bool, said: set[str] | None = None) -> Plan 
     _check_series(launch)
     if launch.seen is None:
         _check_flags(launch, force=force)
+        _tell_environment(launch)
         return None
     machine, board = launch.seen
     question = planning.of_command(
         launch.recipe,
         launch.command.flags,
-        launch.command.env,
+        _environment(launch),
         machine,
         board,
         launch.engine,
@@ -70,12 +82,13 @@ def check(launch: Launch, *, force: bool, said: set[str] | None = None) -> Plan 
         made = plans.make(question, ask="cached", force=True)
     except (UnknownModelError, UnknownConfigError) as error:
         _check_flags(launch, force=force)
+        _tell_environment(launch)
         err.print(f"note: not planned: {error.message}", style="yellow", markup=False)
         return None
-    _tell(made, set() if said is None else said)
+    _tell(made, launch.plan, set() if said is None else said)
     if refusal := made.error():
         if not force:
-            refusal.hint = f"`sglang-bw plan {launch.recipe.id}` shows it all; --force goes on all the same."
+            refusal.hint = f"`{launch.plan}` shows it all; --force goes on all the same."
             raise refusal
         err.print(f"warning: {refusal.message} (--force)", style="yellow", markup=False)
     return made
@@ -106,10 +119,10 @@ def loses(made: Plan | None, recipe: Recipe) -> Cell | None:
     return cell if cell and cell.verdict is Verdict.LOSES else None
 
 
-def _tell(made: Plan, said: set[str]) -> None:
+def _tell(made: Plan, line: str, said: set[str]) -> None:
     warnings = [f"{finding.rule}: {finding.reason}" for finding in made.findings if finding.severity == "warning"]
     warnings += [found.reason for found in made.translations if not found.breaks]
-    warnings += list(made.misfits)
+    warnings += [f"the recipe's machine: {misfit}" for misfit in made.misfits]
     if made.ledger.verdict == "tight":
         warnings += made.ledger.reasons
     warnings = [text for text in warnings if text not in said]
@@ -118,7 +131,28 @@ def _tell(made: Plan, said: set[str]) -> None:
         err.print(f"warning: {text}", style="yellow", markup=False)
     if len(warnings) > _MANY:
         rest = len(warnings) - _MANY
-        err.print(f"and {rest} more: `sglang-bw plan {made.question.recipe.id}`", style="yellow", markup=False)
+        err.print(f"and {rest} more: `{line}`", style="yellow", markup=False)
+
+
+def _environment(launch: Launch) -> dict[str, str]:
+    """Return the variables that a plan may judge by: the launch's own, and what rules name of those it inherits.
+
+    All others stay out: they would make an engine that was asked before another one.
+    """
+    from sglang_bw.plan.rules import check as known
+
+    named = {name.removeprefix("env.") for rule in known.rules() for name in {**rule.when, **rule.unless}}
+    inherited = {name: value for name, value in launch.environ.items() if name in named}
+    return {**inherited, **launch.command.env}
+
+
+def _tell_environment(launch: Launch) -> None:
+    """Say what rules have against the environment alone, of a launch that is not planned."""
+    from sglang_bw.plan.rules import check as known
+    from sglang_bw.plan.rules.facts import Facts
+
+    for finding in known.check(Facts({}, {}, _environment(launch), engine=launch.engine.version)):
+        err.print(f"warning: {finding.rule}: {finding.reason}", style="yellow", markup=False)
 
 
 def _check_series(launch: Launch) -> None:

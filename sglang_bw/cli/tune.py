@@ -16,6 +16,7 @@ from sglang_bw.cli.console import err
 from sglang_bw.cli.interrupt import end_like_ctrl_c
 from sglang_bw.cli.journal import Journal
 from sglang_bw.cli.options import ALLOW_STOCK, DEVICE, ENGINE_PYTHON, ENGINE_TREE
+from sglang_bw.cli.typed import Typed
 from sglang_bw.cli.types import LIMIT, Duration, Numbers, Share
 from sglang_bw.errors import BwError, OutputError, TuneError
 from sglang_bw.launch import command as commands
@@ -93,9 +94,10 @@ def tune(name: str, draft: str | None, **options: Any) -> int:
         return 0
     engine.check(recipe, allow_stock=options["allow_stock"])
     weights.check_command(own)
+    typed = Typed(name, draft=draft, python=options["python"], tree=options["engine_tree"])
     if problem := launcher.forbids(own):  # a choice that the plan refuses is a result, the recipe as it is none
         raise TuneError(
-            f"the plan refuses the recipe as it is: {problem}", hint=f"`sglang-bw plan {recipe.id}` shows it all."
+            f"the plan refuses the recipe as it is: {problem}", hint=f"`{typed.plan(launcher.seen)}` shows it all."
         )
     remote_code.demand(own, launcher.environ)
     end_like_ctrl_c(signal.SIGTERM)
@@ -134,7 +136,7 @@ class _Launcher:
         from sglang_bw.cli import planning, refusals
 
         try:
-            launch = refusals.Launch(self.recipe, command, planning.planned(self.engine), self.seen)
+            launch = refusals.Launch(self.recipe, command, planning.planned(self.engine), self.seen, self.environ)
             refusals.check(launch, force=False)
         except BwError as error:
             return error.message

@@ -46,6 +46,10 @@ def _contains(part: str, costs: str) -> Callable[[str], str]:
     return lambda value: costs if part in value.lower() else ""
 
 
+_segments = _contains(
+    "expandable_segments:true", "memory of this kind cannot be shared: custom and PCIe-IPC all-reduce die"
+)
+
 # Sources: NCCL's user guide ("Environment Variables"), SGLang 0.5.23's environ.py, reports of 8x RTX PRO 6000 hosts.
 VARIABLES = (
     Variable("CUDA_VISIBLE_DEVICES", "which GPUs a process sees, and in which order; `serve --gpus` sets it"),
@@ -57,14 +61,8 @@ VARIABLES = (
         _when("1", costs="every launch waits for its kernel: a fraction of the speed, and no CUDA graphs"),
         "`unset CUDA_LAUNCH_BLOCKING`",
     ),
-    Variable(
-        "PYTORCH_CUDA_ALLOC_CONF",
-        "settings of torch's allocator",
-        _contains(
-            "expandable_segments:true", "memory of this kind cannot be shared: custom and PCIe-IPC all-reduce die"
-        ),
-        "`unset PYTORCH_CUDA_ALLOC_CONF`",
-    ),
+    Variable("PYTORCH_CUDA_ALLOC_CONF", "settings of torch's allocator", _segments, "`unset PYTORCH_CUDA_ALLOC_CONF`"),
+    Variable("PYTORCH_ALLOC_CONF", "the same, by torch's newer name", _segments, "`unset PYTORCH_ALLOC_CONF`"),
     Variable(
         "NCCL_P2P_LEVEL",
         "how far apart GPUs may be for peer-to-peer: NVL, PIX, PXB, PHB or SYS; SYS crosses sockets",

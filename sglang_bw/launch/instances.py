@@ -7,6 +7,7 @@ another one with the same pid is never taken for it, let alone killed.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import signal
@@ -15,14 +16,19 @@ from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
 import platformdirs
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from sglang_bw.errors import UnknownServerError
+from sglang_bw.errors import PortInUseError, UnknownServerError
+from sglang_bw.launch import port as ports
 
 _FILE = "server.json"
+_LOCK = ".lock"
 _HEALTH_S = 2.0
+# Whoever listens on one of these has the port on every address; and so may a record from before hosts were kept.
+_EVERY_HOST = ("", "0.0.0.0", "::")
 
 
 class Process(BaseModel):
@@ -82,6 +88,7 @@ class Ended(BaseModel):
 class Record(BaseModel):
     """What is known of a server.
 
+    :ivar host: the address that it listens on.
     :ivar phase: as :class:`~sglang_bw.launch.startup.Phase`, or ``checking`` before the engine starts.
     :ivar settled: ready, and the warm-up is over.
     :ivar console: what `serve` itself printed, when it is detached.
@@ -91,6 +98,7 @@ class Record(BaseModel):
     name: str
     recipe: str
     url: str
+    host: str = ""
     device: str
     engine: str
     speculates: bool
@@ -133,9 +141,19 @@ class Instance:
         return self.record.ended is None and self.record.process.is_alive
 
     @property
+    def port(self) -> int | None:
+        """The port that it listens on, or will."""
+        return urlsplit(self.record.url).port
+
+    @property
     def engine_runs(self) -> bool:
         """Whether its engine runs, with or without `serve`."""
         return self.record.engine_process is not None and self.record.engine_process.is_alive
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether its engine is gone, so that its `serve` will be, too."""
+        return self.record.engine_process is not None and not self.engine_runs
 
     @property
     def console(self) -> tuple[Path, Path]:
@@ -173,23 +191,58 @@ def root() -> Path:
     return platformdirs.user_state_path("sglang-bw") / "servers"
 
 
-def create(recipe: str, port: int, **fields: object) -> Instance:
+def create(recipe: str, host: str, port: int, **fields: object) -> Instance:
     """Make the record of a server that this process is about to start; a dead one of that name goes.
 
+    :raises PortInUseError: another one that was started here has the port, or will.
     :raises OSError: it cannot be written.
     """
-    base = f"{recipe}-{port}"
-    taken = {found.name for found in everything() if found.is_alive}
-    name = next(name for name in _names(base) if name not in taken)
-    folder = root() / name
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True, mode=0o700)
-    now = datetime.now(UTC)
-    me = Process.of(os.getpid())
-    record = Record.model_validate({"name": name, "recipe": recipe, "process": me, "started_at": now, **fields})
-    instance = Instance(folder, record)
-    instance.update()
-    return instance
+    with _alone():
+        check_port(host, port)
+        taken = {found.name for found in everything() if found.is_alive}
+        name = next(name for name in _names(f"{recipe}-{port}") if name not in taken)
+        folder = root() / name
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True, mode=0o700)
+        now = datetime.now(UTC)
+        me = Process.of(os.getpid())
+        known = {"name": name, "recipe": recipe, "host": host, "process": me, "started_at": now}
+        instance = Instance(folder, Record.model_validate({**known, **fields}))
+        instance.update()
+        return instance
+
+
+def check_port(host: str, port: int) -> None:
+    """Make sure that no server that was started here has a port, or will when it has loaded.
+
+    Nobody listens while an engine loads, so that looking at the port alone does not show it.
+
+    :raises PortInUseError: one has.
+    """
+    alive = [one for one in everything() if one.is_alive and not one.is_ending]
+    other = next((one for one in alive if one.port == port and _meet(one.record.host, host)), None)
+    if other is None:
+        return
+    does = "listens there" if other.record.ready_at else "is starting there"
+    free = ports.next_free(host, port, but={one.port for one in alive})
+    raise PortInUseError(
+        f"port {port} on {host} is taken: {other.name} (pid {other.record.process.pid}) {does}",
+        hint=f"`sglang-bw stop {other.name}` ends it; or another port: --port {free or 'N'}.",
+    )
+
+
+def _meet(one: str, other: str) -> bool:
+    one, other = ("127.0.0.1" if host == "localhost" else host for host in (one, other))
+    return one == other or one in _EVERY_HOST or other in _EVERY_HOST
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Keep other processes from making a record meanwhile: of two in one moment one must see the other."""
+    root().mkdir(parents=True, exist_ok=True)
+    with (root() / _LOCK).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def everything() -> list[Instance]:

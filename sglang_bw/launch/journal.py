@@ -84,9 +84,12 @@ class Attempt:
             artefacts=(str(server.process.log),),
         )
 
-    def interrupted(self, server: Server) -> Entry:
-        """Return the entry of a start that the user ended."""
-        return self.entry("interrupted", summary=f"while {server.startup.phase.value}")
+    def interrupted(self, server: Server, why: str = "") -> Entry:
+        """Return the entry of a start that ended for no fault of the launch: the user's wish, or another process."""
+        summary = f"while {server.startup.phase.value}"
+        return self.entry(
+            "interrupted", summary=summary, evidence=(why,) if why else (), artefacts=(str(server.process.log),)
+        )
 
 
 def launch_digest(installation: Installation, command: Command) -> str:

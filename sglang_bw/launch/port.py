@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import psutil
@@ -70,9 +70,14 @@ def _port(address: Sequence[Any]) -> int:
     return int(address[1]) if address else 0
 
 
-def next_free(host: str, port: int) -> int | None:
-    """Return the first free port above one, of the next hundred."""
+def next_free(host: str, port: int, *, but: Collection[int | None] = ()) -> int | None:
+    """Return the first free port above one, of the next hundred.
+
+    :param but: ports that are as good as taken.
+    """
     for candidate in range(port + 1, min(port + MAX_TRIES, 65536)):
+        if candidate in but:
+            continue
         with contextlib.suppress(OSError):
             _bind(host, candidate)
             return candidate

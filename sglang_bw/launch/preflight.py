@@ -42,24 +42,34 @@ def used(command: Command, here: Gpus, environ: Mapping[str, str]) -> tuple[Gpu,
     :raises GpuSelectionError: there are fewer than the parallel sizes need, or one that is named is not here.
     """
     wanted = environ.get("CUDA_VISIBLE_DEVICES")
-    if wanted and any(map(_is_instance, gpus.parts(wanted))):
+    if wanted and not _hides_all(wanted) and any(map(_is_instance, gpus.parts(wanted))):
         return ()
-    boards = here.only(wanted).boards if wanted and wanted.strip() else here.boards
+    boards = () if _hides_all(wanted) else here.only(wanted).boards if wanted else here.boards
     first = _number(command, "base-gpu-id", 0)
     needed = 1
     for name in _PARALLEL:
         needed *= _number(command, name, 1)
     needed = max(1, needed // _number(command, "nnodes", 1))
     if len(boards) < first + needed:
-        shape = " x ".join(
-            f"{name} {_number(command, name, 1)}" for name in _PARALLEL if flags.has(command.flags, name)
-        )
-        raise GpuSelectionError(
-            f"the launch needs {needed} GPUs ({shape or 'one engine'}), and {len(boards)} can be used"
-            + (f" (CUDA_VISIBLE_DEVICES={wanted})" if wanted else ""),
-            hint=f"a smaller size behind `--`: `-- --tp-size {max(1, len(boards) - first)}`; or other GPUs: --gpus.",
-        )
+        raise _too_few(command, needed, len(boards), first, wanted)
     return boards[first : first + needed]
+
+
+def _too_few(command: Command, needed: int, there: int, first: int, wanted: str | None) -> GpuSelectionError:
+    shape = " x ".join(f"{name} {_number(command, name, 1)}" for name in _PARALLEL if flags.has(command.flags, name))
+    why = f" (CUDA_VISIBLE_DEVICES={wanted})" if wanted else ""
+    hint = f"a smaller size behind `--`: `-- --tp-size {max(1, there - first)}`; or other GPUs: --gpus."
+    if _hides_all(wanted):
+        why = " (CUDA_VISIBLE_DEVICES is set and empty)"
+        hint = "`unset CUDA_VISIBLE_DEVICES`, or name the GPUs: --gpus."
+    return GpuSelectionError(
+        f"the launch needs {needed} GPUs ({shape or 'one engine'}), and {there} can be used{why}", hint=hint
+    )
+
+
+def _hides_all(wanted: str | None) -> bool:
+    """Whether ``CUDA_VISIBLE_DEVICES`` is set and names no GPU, which is not the same as unset."""
+    return wanted is not None and not wanted.strip()
 
 
 def _is_instance(part: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -46,6 +47,7 @@ class EngineProcess:
         :raises EngineStartError: the command cannot be started.
         """
         self.log = log
+        self._private = private
         self._code: int | None = None
         self._text = b""
         control, self._control = os.pipe()
@@ -64,6 +66,7 @@ class EngineProcess:
             )
         word, text = self._read_status() or ("", "")
         if word != "pid":
+            self._forget()
             reason = text or "its keeper died"
             raise EngineStartError(f"the engine cannot be started: {reason}", hint=f"It was to run {argv[0]}.")
         self.pid = int(text)
@@ -76,6 +79,7 @@ class EngineProcess:
             # No word means that the keeper was killed; the kernel has killed the engine with it.
             self._code = int(text) if word == "exit" else -signal.SIGKILL
             self._keeper.wait()
+            self._forget()
             os.close(self._control)
             os.close(self._status)
         return self._code
@@ -94,6 +98,11 @@ class EngineProcess:
     def kill(self) -> None:
         """End the engine and all its descendants at once."""
         self._order(keeper.KILL_ALL)
+
+    def _forget(self) -> None:
+        """Remove the keys of an engine that is gone, where its keeper was killed before it could."""
+        if self._private:
+            shutil.rmtree(self._private, ignore_errors=True)
 
     def _order(self, byte: int) -> None:
         if self._code is None:

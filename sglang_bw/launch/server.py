@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -10,7 +12,7 @@ from pathlib import Path
 
 import platformdirs
 
-from sglang_bw.errors import BwError, EngineStartError, OutputError
+from sglang_bw.errors import BwError, EngineStartError, OutputError, PortInUseError
 from sglang_bw.launch import port as ports
 from sglang_bw.launch import remote_code, secret
 from sglang_bw.launch.cause import cause
@@ -22,6 +24,7 @@ from sglang_bw.launch.startup import LogTail, Phase, Startup
 POLL_S = 0.2
 HEALTH_TIMEOUT_S = 10.0
 INTERRUPT_GRACE_S = 10.0
+_TAKEN = re.compile(r"address already in use|EADDRINUSE", re.IGNORECASE)
 
 
 class InterruptedStartError(BwError):
@@ -35,6 +38,12 @@ class InterruptedStartError(BwError):
 
 class StartTimeoutError(EngineStartError):
     """The engine ran, and did not answer in time."""
+
+
+class PortLostError(EngineStartError):
+    """Another process took the engine's port while it loaded; that says nothing about the launch."""
+
+    exit_code = PortInUseError.exit_code
 
 
 class Server:
@@ -59,6 +68,7 @@ class Server:
 
         :param on_progress: called about five times a second, with the phases that have just begun.
         :raises EngineStartError: it died; it is gone then.
+        :raises PortLostError: it died because its port was taken meanwhile.
         :raises StartTimeoutError: it was not ready in time; it is gone then.
         :raises InterruptedStartError: a signal ended it.
         """
@@ -89,10 +99,8 @@ class Server:
     def death(self) -> str:
         """Return why the engine ended, in one line, for a code that is not zero."""
         code = self.process.poll() or 0
-        if found := cause(self.process.log, offset=self.log_offset):
+        if found := cause(self.process.log, offset=self.log_offset, killed=code == -signal.SIGKILL):
             return found
-        if code == -signal.SIGKILL:
-            return "it was killed (SIGKILL), most often because the machine ran out of memory"
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
     def _raise_if_over(self) -> None:
@@ -103,11 +111,19 @@ class Server:
         code = self.process.poll()
         if interrupts:
             raise InterruptedStartError(interrupts[0])
-        if code is not None:
-            raise EngineStartError(
-                f"the engine died while {self.startup.phase.value} (exit code {shell_code(code)}): {self.death()}",
-                hint=f"Full log: {self.process.log}",
+        if code is None:
+            return
+        why, log = self.death(), self.process.log
+        if _TAKEN.search(why) and str(self.command.port) in why:
+            free = ports.next_free(self.command.host, self.command.port)
+            raise PortLostError(
+                f"another process took port {self.command.port} while the engine loaded: {why}",
+                hint=f"Another port: --port {free or 'N'}. Full log: {log}",
             )
+        raise EngineStartError(
+            f"the engine died while {self.startup.phase.value} (exit code {shell_code(code)}): {why}",
+            hint=f"Full log: {log}",
+        )
 
     def _answers(self) -> bool:
         import httpx
@@ -154,6 +170,6 @@ def start(command: Command, python: Path, environ: Mapping[str, str], log: Path,
 
 
 def default_log(recipe_id: str, port: int) -> Path:
-    """Return a new log file below the user's state directory."""
+    """Return a new log file below the user's state directory, one that no other process takes in the same second."""
     stamp = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
-    return platformdirs.user_state_path("sglang-bw") / "logs" / f"{stamp}-{recipe_id}-{port}.log"
+    return platformdirs.user_state_path("sglang-bw") / "logs" / f"{stamp}-{recipe_id}-{port}-{os.getpid()}.log"

@@ -31,7 +31,8 @@ _OUT_OF_MEMORY = re.compile(
     r"out of memory|OutOfMemory|CUDA calloc|CUBLAS_STATUS_(?:NOT_INITIALIZED|ALLOC_FAILED)|std::bad_alloc",
     re.IGNORECASE,
 )
-_KILLED = re.compile(r"SIGKILL|exit code:? -9|^Killed$", re.IGNORECASE)
+# SGLang explains "-9 (SIGKILL)" beside any other exit code, too.
+_KILLED = re.compile(r"(?<!is -9 \()SIGKILL|exit code:? -9|^Killed$", re.IGNORECASE)
 # In this order: the first that matches counts. A device-side assert is how NaN shows in a sampler, so numerics come
 # before assertions; a missing flag is reported by argparse in words that fit nothing else.
 _RULES: tuple[tuple[FailureClass, re.Pattern[str]], ...] = tuple(

@@ -26,7 +26,19 @@ DAEMON = (
     "import os, sys, time\nif os.fork(): sys.exit(0)\nos.setsid()\n"
     "open(os.environ['FAKE_PIDS'], 'a').write(f'{os.getpid()}\\n')\ntime.sleep(600)"
 )
-KEY = ""  # from the file that --config names, as SGLang takes it
+SCHEDULER_KILLED = """Traceback (most recent call last):
+  File "engine.py", line 2031, in _wait_for_scheduler_ready
+    data = scheduler_pipe_readers[i].recv()
+EOFError
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "launch_server.py", line 48, in <module>
+    run_server(server_args)
+RuntimeError: Rank 0 scheduler died during initialization (exit code: -9). If exit code is -9 (SIGKILL), a common \
+cause is the OS OOM killer. Run `dmesg -T | grep -i oom` to check."""
+KEY = ""
 ready = threading.Event()
 requests = []
 
@@ -116,15 +128,31 @@ def value(flag):
     return sys.argv[sys.argv.index(flag) + 1]
 
 
-def main():
+def listen(port):
+    while MODE == "waits" and not pathlib.Path(os.environ["FAKE_PIDS"]).with_name("go").exists():
+        time.sleep(0.05)
+    try:
+        return ThreadingHTTPServer((value("--host"), port), Handler)
+    except OSError:
+        say(f"[Errno 98] error while attempting to bind on address ('127.0.0.1', {port}): address already in use")
+        sys.exit(1)
+
+
+def take_key():
+    """As SGLang takes it from the file that --config names; stock writes it into its log."""
     global KEY
+    if "--config" not in sys.argv:
+        return
+    KEY = yaml.safe_load(pathlib.Path(value("--config")).read_text()).get("api-key", "")
+    print(f"server_args={{'api_key': '{KEY}'}}", end="", flush=True)
+    print(f", cut {KEY[:3]}", end="", flush=True)
+    time.sleep(0.2)
+    print(KEY[3:], flush=True)
+
+
+def main():
     note(os.getpid())
-    if "--config" in sys.argv:
-        KEY = yaml.safe_load(pathlib.Path(value("--config")).read_text()).get("api-key", "")
-        print(f"server_args={{'api_key': '{KEY}'}}", end="", flush=True)  # stock writes it into its log
-        print(f", cut {KEY[:3]}", end="", flush=True)
-        time.sleep(0.2)
-        print(KEY[3:], flush=True)
+    take_key()
     if MODE == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     else:
@@ -134,7 +162,11 @@ def main():
     for child in children:
         note(child.pid)
     subprocess.run([sys.executable, "-c", DAEMON], check=True)
+    say("Ignore import error when loading sglang.srt.models.inkling: No module named 'cutlass'")
     say("Load weight begin. avail mem=18.86 GB")
+    if MODE == "scheduler-killed":  # as the kernel does when memory runs out: only the parent has words
+        print(SCHEDULER_KILLED, file=sys.stderr, flush=True)
+        sys.exit(1)
     if MODE == "fails":
         traceback("ValueError: the draft does not fit the target")
         say("Received sigquit from a child process. It usually means the child failed.")
@@ -154,7 +186,7 @@ def main():
         compiler = shutil.copy("/bin/sleep", folder / "nvcc")
         subprocess.run([compiler, "600"], cwd=folder)
     port = int(value("--port"))
-    server = ThreadingHTTPServer((value("--host"), port), Handler)
+    server = listen(port)
     say(f"INFO:     Uvicorn running on http://127.0.0.1:{port} (Press CTRL+C to quit)")
     threading.Timer(0.3, lambda: (ready.set(), say("The server is fired up and ready to roll!"))).start()
     try:

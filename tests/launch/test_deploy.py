@@ -195,6 +195,16 @@ def test_what_a_node_must_have(
     assert needs.of(command, ranks, weights) == needs.Needs(cores, memory)
 
 
+def test_the_device_plugin_chooses_the_gpus_of_a_pod() -> None:
+    chosen = [*LARGE, "--gpus", "4,5", *PINNED]
+    [container] = objects(*chosen)["Deployment"]["spec"]["template"]["spec"]["containers"]
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": 2}
+    assert not {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"} & {one["name"] for one in container["env"]}
+    told = "# Which GPUs of a node a pod gets is the device plugin's choice, not that of --gpus (4,5).\n"
+    assert told in emit("kubernetes", *chosen)["kubernetes.yaml"]
+    assert "device plugin's choice" not in emit("kubernetes", *LARGE, *PINNED)["kubernetes.yaml"]
+
+
 def test_replicas_have_gpus_of_their_own() -> None:
     def gpus(*extra: str) -> int:
         spec = objects(*LARGE, *PINNED, *extra)["Deployment"]["spec"]["template"]["spec"]
@@ -257,6 +267,8 @@ def test_compose_publishes_to_this_machine_unless_asked() -> None:
     gpus = service(*LARGE, "--gpus", "4,5", *PINNED)
     device = gpus["deploy"]["resources"]["reservations"]["devices"]
     assert device == [{"driver": "nvidia", "capabilities": ["gpu"], "device_ids": ["4", "5"]}]
+    # The container sees them as 0 and 1.
+    assert not {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"} & set(gpus["environment"])
     dollar = service(*TINY, "--", "--chat-template", "a$b")
     assert after(dollar["entrypoint"], "--chat-template") == "a$$b"
 

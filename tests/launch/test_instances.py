@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,10 @@ import pytest
 from click.testing import CliRunner
 
 from sglang_bw.cli import cli
-from sglang_bw.errors import BwError
+from sglang_bw.errors import BwError, PortInUseError
 from sglang_bw.launch import instances
 from sglang_bw.launch.instances import Process
-from tests.launch.serving import DEADLINE_S, Serve, alive, until
+from tests.launch.serving import DEADLINE_S, Serve, alive, free_port, until
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 
@@ -201,8 +202,8 @@ def test_another_process_with_the_same_pid_is_left_alone(state: Path) -> None:
         for other in (there.model_copy(update={"start": there.start - 1}), there.model_copy(update={"boot": "x"})):
             assert not other.is_alive
             assert other.send(signal.SIGKILL) is False
-        one = instances.create("tiny", 1, url="http://127.0.0.1:1", device="cpu", engine="0.5.23", speculates=True,
-                               needs_key=False, detached=True, log="/nowhere")  # fmt: skip
+        one = instances.create("tiny", "127.0.0.1", 1, url="http://127.0.0.1:1", device="cpu", engine="0.5.23",
+                               speculates=True, needs_key=False, detached=True, log="/nowhere")  # fmt: skip
         one.update(process=there.model_copy(update={"start": there.start - 1}))
         assert listed()[0]["state"] == "dead"
         tool("stop", "--all")
@@ -218,8 +219,8 @@ def test_another_process_with_the_same_pid_is_left_alone(state: Path) -> None:
 def test_names(state: Path) -> None:
     common = {"device": "cpu", "engine": "0.5.23", "speculates": True, "needs_key": False, "detached": True}
     made = [
-        instances.create(recipe, port, url=f"http://h:{port}", log="/nowhere", **common)
-        for recipe, port in (("tiny", 1), ("tiny", 2), ("big", 1), ("tiny", 1))
+        instances.create(recipe, host, port, url=f"http://{host}:{port}", log="/nowhere", **common)
+        for recipe, host, port in (("tiny", "h", 1), ("tiny", "h", 2), ("big", "i", 1), ("tiny", "j", 1))
     ]
     assert [one.name for one in made] == ["tiny-1", "tiny-2", "big-1", "tiny-1-2"]
     assert instances.find("big").name == "big-1"
@@ -231,6 +232,47 @@ def test_names(state: Path) -> None:
         one.remove()
     assert "no server was started here" in tool("status")
     assert "the ledger knows no log" in tool("logs", "none", code=92)
+
+
+@pytest.mark.parametrize(
+    ("host", "refused"),
+    [("127.0.0.1", True), ("localhost", True), ("0.0.0.0", True), ("::", True), ("127.0.0.2", False)],
+)
+def test_the_port_of_one_that_is_starting(state: Path, host: str, refused: bool) -> None:
+    common = {"device": "cpu", "engine": "0.5.23", "speculates": True, "needs_key": False, "detached": True}
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    first = instances.create("tiny", "127.0.0.1", port, url=url, log="/nowhere", **common)
+    try:
+        instances.check_port(host, port + 1)
+        with pytest.raises(PortInUseError) if refused else nullcontext() as error:
+            instances.check_port(host, port)
+        if error:
+            assert f"tiny-{port} (pid {os.getpid()}) is starting there" in error.value.message
+            assert f"`sglang-bw stop tiny-{port}` ends it" in error.value.hint
+            with pytest.raises(PortInUseError):
+                instances.create("big", host, port, url=url, log="/nowhere", **common)
+        assert [one.name for one in instances.everything()] == [f"tiny-{port}"]
+        gone = first.record.process.model_copy(update={"boot": "another"})
+        first.update(engine_process=gone)
+        instances.check_port(host, port)  # it is about to end
+        first.update(engine_process=None, ended={"code": 1, "why": "", "at": first.record.started_at})
+        instances.check_port(host, port)
+    finally:
+        first.remove()
+
+
+def test_a_second_start_while_the_first_still_loads(serve: Serve, tmp_path: Path) -> None:
+    serve.start(mode="hangs")
+    serve.until_loading()
+    (tmp_path / "second").mkdir()
+    second = Serve(serve.tree, serve.model, tmp_path / "second")
+    second.start(port=serve.port)
+    assert second.wait() == 33
+    told = f"port {serve.port} on 127.0.0.1 is taken: tiny-{serve.port} (pid {serve.process.pid}) is starting there"
+    assert told in " ".join(second.err.split())
+    assert not second.pids
+    assert [one["name"] for one in listed()] == [f"tiny-{serve.port}"]
 
 
 def test_a_damaged_record_is_no_server(state: Path) -> None:

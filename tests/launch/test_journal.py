@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,6 +41,27 @@ def test_a_failure_is_recorded_and_announced_before_it_is_repeated(
     assert REPEATED not in serve.err
 
 
+def test_a_port_that_is_lost_while_loading_says_nothing_about_the_launch(
+    serve: Serve, entries: Callable[[], list[Entry]]
+) -> None:
+    serve.start(mode="waits")
+    serve.until_loading()
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", serve.port))
+        other.listen(1)
+        (serve.scratch / "go").touch()
+        assert serve.wait() == 33
+    assert f"another process took port {serve.port} while the engine loaded" in serve.err
+    (lost,) = entries()
+    assert (lost.result, lost.failure) == ("interrupted", None)
+    assert "address already in use" in lost.evidence[0]
+    assert lost.artefacts == (str(serve.log),)
+    serve.start("--no-warmup")  # on another port
+    serve.until_out("http://")
+    assert REPEATED not in serve.err
+
+
 def test_a_start_that_works_ends_the_warnings(serve: Serve, entries: Callable[[], list[Entry]]) -> None:
     serve.start(mode="fails")
     serve.wait()
@@ -73,6 +95,18 @@ def test_interrupts_and_late_deaths(serve: Serve, entries: Callable[[], list[Ent
     assert found[1].failure == "hang"
     assert found[3].failure == "out-of-memory-host"
     assert found[3].summary.startswith("after it had started")
+    assert found[3].evidence[0].startswith("it was killed (SIGKILL)")
+    assert "exit code 137: it was killed (SIGKILL), most often because the machine ran out of memory" in serve.err
+
+
+def test_a_scheduler_that_the_kernel_killed(serve: Serve, entries: Callable[[], list[Entry]]) -> None:
+    serve.start(mode="scheduler-killed")
+    assert serve.wait() == 34
+    told = "Rank 0 scheduler died during initialization (exit code: -9): it was killed (SIGKILL)"
+    assert f"the engine died while loading (exit code 1): {told}" in serve.err
+    (failed,) = entries()
+    assert failed.failure == "out-of-memory-host"
+    assert failed.evidence[0].startswith(told)
 
 
 def test_keys_stay_out_of_the_ledger(serve: Serve, entries: Callable[[], list[Entry]], tmp_path: Path) -> None:

@@ -45,6 +45,8 @@ def test_the_gpus_of_a_launch_follow_from_its_sizes() -> None:
         (("--tp", "16"), None, "needs 16 GPUs (tp-size 16), and 8 can be used"),
         (("--tp", "4"), "0-2".replace("-", ",1,"), "needs 4 GPUs (tp-size 4), and 3 can be used (CUDA_VISIBLE_DEVICES"),
         ((), "9", "GPU 9 is not on this machine"),
+        ((), "", "needs 1 GPUs (one engine), and 0 can be used (CUDA_VISIBLE_DEVICES is set and empty)"),
+        (("--tp", "2"), " ", "0 can be used (CUDA_VISIBLE_DEVICES is set and empty)"),
     ],
 )
 def test_too_few_gpus_are_refused(tokens: tuple[str, ...], visible: str | None, says: str) -> None:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from sglang_bw.cli import host_checks, planning, refusals
+from sglang_bw.cli import cli, host_checks, planning, refusals
 from sglang_bw.cli.launch import serve
 from sglang_bw.cli.refusals import Launch
+from sglang_bw.cli.typed import Typed
 from sglang_bw.errors import BwError, OtherEngineError, PlanDoesNotFitError, PlanRefusedError
-from sglang_bw.host import nvml
+from sglang_bw.host import boards, nvml
 from sglang_bw.host.gpus import Gpus
 from sglang_bw.launch import command as commands
 from sglang_bw.launch import engine as engines
 from sglang_bw.recipes import flags, lookup
+from sglang_bw.recipes.hardware import Hardware
 from sglang_bw.recipes.schema import Recipe
 from tests.host.fake_host import Board, Host
 from tests.launch.serving import free_port, write_tree
@@ -60,6 +64,7 @@ def test_the_machine_that_the_driver_shows() -> None:
     assert unknown
     assert (unknown[1].name, unknown[1].memory_mib) == ("NVIDIA RTX 9999", 50000)
     assert planning.seen(Gpus(problem="no driver")) is None
+    assert planning.seen(gpus(4), "") is None  # CUDA_VISIBLE_DEVICES, set and empty
 
 
 def test_a_recipe_on_its_machine_passes(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,6 +101,47 @@ def test_two_arms_that_share_a_warning_have_it_told_once(tree: Path, capsys: pyt
         arm = launch("kimi-k2.5-int4-eagle3", gpus(), tree, "--kv-cache-dtype", "fp8_e4m3", *more)
         refusals.check(arm, force=False, said=said)
     assert capsys.readouterr().err.count("kimi-int4-fp8-kv") == 1
+
+
+@pytest.mark.parametrize(
+    ("variable", "rule"),
+    [
+        pytest.param({"NCCL_ALGO": "Tree"}, "NCCL Tree could not be captured", id="refused"),
+        pytest.param({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, "expandable-segments-ipc", id="segments"),
+        pytest.param({"PYTORCH_ALLOC_CONF": "expandable_segments:True"}, "expandable-segments-newer", id="newer name"),
+        pytest.param({"SGLANG_SIMULATE_ACC_LEN": "3"}, "simulated-acceptance", id="simulated"),
+    ],
+)
+def test_rules_see_what_the_engine_inherits(
+    tree: Path, capsys: pytest.CaptureFixture[str], variable: dict[str, str], rule: str
+) -> None:
+    mine = launch("kimi-k2.5-int4-eagle3", gpus(), tree)
+    refusals.check(mine, force=True)
+    assert rule not in capsys.readouterr().err
+    refusals.check(replace(mine, environ=variable), force=True)
+    assert rule in capsys.readouterr().err
+    # What the launch itself sets is what the engine gets.
+    own = replace(mine.command, env={**mine.command.env, **dict.fromkeys(variable, "")})
+    refusals.check(replace(mine, environ=variable, command=own), force=True)
+    assert rule not in capsys.readouterr().err
+
+
+def test_an_engine_that_was_asked_is_not_another_one_for_a_variable_that_no_rule_names(tree: Path) -> None:
+    mine = launch("kimi-k2.5-int4-eagle3", gpus(), tree)
+    made = refusals.check(replace(mine, environ={"EDITOR": "ed", "HF_TOKEN": "secret"}), force=False)
+    assert made
+    assert not {"EDITOR", "HF_TOKEN"} & set(made.question.env)
+
+
+@pytest.mark.parametrize("here", [gpus(1), Gpus(problem="no driver")], ids=["unknown model", "no GPUs"])
+def test_a_launch_that_is_not_planned_has_an_environment_too(
+    tree: Path, capsys: pytest.CaptureFixture[str], here: Gpus
+) -> None:
+    mine = launch("mine", here, tree, recipe=Recipe.model_validate({"id": "mine", "target": "owner/unheard-of"}))
+    refusals.check(mine, force=False)
+    assert "warning" not in capsys.readouterr().err
+    refusals.check(replace(mine, environ={"SGLANG_SIMULATE_ACC_LEN": "3"}), force=False)
+    assert capsys.readouterr().err.count("warning: simulated-acceptance: ") == 1
 
 
 def test_a_model_nobody_knows_is_not_planned(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -157,6 +203,84 @@ def test_serve_refuses_before_it_asks_the_hub(tree: Path, monkeypatch: pytest.Mo
     assert error.exit_code == 50
     error = run(tree, monkeypatch, "kimi-k2.5-int4-eagle3", "--", "--attention-backend", "fa3")
     assert error.exit_code == 51
+
+
+def test_no_gpu_is_visible(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(host_checks.hub, "wanted", lambda *_: ())
+    error = run(tree, monkeypatch, "qwen3-8b-eagle3")
+    assert error.exit_code == 62
+    assert "CUDA_VISIBLE_DEVICES is set and empty" in error.message
+    assert "unset CUDA_VISIBLE_DEVICES" in error.hint
+
+
+def test_a_machine_of_another_size_is_told_with_its_subject(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    refusals.check(launch("kimi-k2.5-int4-eagle3", gpus(4), tree, "--tp-size", "4"), force=True)
+    assert "warning: the recipe's machine: its number of GPUs is 8, here it is 4" in " ".join(
+        capsys.readouterr().err.split()
+    )
+
+
+@pytest.mark.parametrize("command", ["serve", "plan"])
+def test_no_spec_goes_before_the_dashes(command: str) -> None:
+    done = CliRunner().invoke(cli, [command, "tiny", "--", "--no-spec"])
+    assert done.exit_code == 2
+    assert f"--no-spec is an option of `{command}`, it goes before '--'" in " ".join(done.output.split())
+
+
+def test_serve_looks_at_the_variables_of_its_shell(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_ALGO", "Tree")
+    monkeypatch.setattr(host_checks, "check", lambda *_a, **_k: pytest.fail("it went on"))
+    error = run(tree, monkeypatch, "kimi-k2.5-int4-eagle3")
+    assert error.exit_code == 51
+    assert "NCCL Tree" in error.message
+
+
+@pytest.mark.parametrize("way", ["recipe", "file", "GPUs"])
+def test_the_next_command_works_when_it_is_pasted(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    name = "kimi-k2.5-int4-eagle3"
+    if way == "file":
+        (tmp_path / "my recipe.yaml").write_text(lookup.catalogue()[name].read_text().replace(f"id: {name}", "id: t"))
+        name = "./my recipe.yaml"
+        monkeypatch.chdir(tmp_path)
+    options = ["--no-spec", "--gpus", "0-7"] if way == "GPUs" else []
+    flag = ["--mem-fraction-static", "0.70", "--api-key", "s3cret"]
+    error = run(tree, monkeypatch, name, *options, "--", *flag)
+    assert error.exit_code == 50
+    line = error.hint.split("`")[1]
+    spec = " --no-spec" if way == "GPUs" else ""
+    assert line == (
+        f"sglang-bw plan {shlex.quote(name)} --gpus '8xRTX PRO 6000' --engine-tree {tree}{spec}"
+        " -- --mem-fraction-static 0.70"
+    )
+    done = CliRunner().invoke(cli, [*shlex.split(line)[1:3], "--no-resolve", *shlex.split(line)[3:]])
+    assert isinstance(done.exception, PlanDoesNotFitError)
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        pytest.param(Typed("./ok", draft="./d"), "./ok --draft ./d --gpus 4xH200 -- --tp-size 1", id="a model"),
+        pytest.param(Typed("./ok", draft="./d", divides=True), "./ok --draft ./d --gpus 4xH200", id="divided"),
+        pytest.param(
+            Typed("o/m", engine_flags=("--tp-size=4",)), "o/m --gpus 4xH200 -- --tp-size=4", id="divided by hand"
+        ),
+        pytest.param(Typed("tiny", model="a b"), "tiny --model-path 'a b' --gpus 4xH200", id="a recipe"),
+    ],
+)
+def test_the_line_of_a_model(typed: Typed, expected: str) -> None:
+    seen = (Hardware("cuda", "sm90", "H200", "nvlink", 4), boards.find("H200"))
+    assert typed.plan(seen) == f"sglang-bw plan {expected}"
+
+
+def test_the_line_of_a_board_nobody_knows_and_of_none() -> None:
+    seen = planning.seen(gpus(2, name="NVIDIA RTX 9999", memory=50000 << 20))
+    line = Typed("tiny").plan(seen)
+    assert line == "sglang-bw plan tiny --gpus '2xNVIDIA RTX 9999:50000MiB:sm120'"
+    assert boards.parse_gpus(shlex.split(line)[-1])[1].memory_mib == 50000
+    assert Typed("tiny").plan(None) == "sglang-bw plan tiny"
 
 
 def test_serve_leaves_speculation_out_where_it_loses(

@@ -112,6 +112,18 @@ def test_the_key_file_goes_when_everything_is_killed(serve: Serve, key_file: Pat
     serve.assert_nothing_left()
 
 
+def test_the_key_file_goes_when_the_keeper_is_killed(serve: Serve, key_file: Path, state: Path) -> None:
+    serve.start("--api-key-file", str(key_file), mode="hangs")
+    serve.until_loading()
+    [private] = (state / "private").iterdir()
+    assert (private / secret.CONFIG).exists()
+    keeper = psutil.Process(serve.pids[0]).parent()
+    assert keeper.pid != serve.process.pid
+    keeper.kill()
+    assert serve.wait() == 34
+    assert not private.exists()
+
+
 def test_what_a_killed_keeper_left_goes_at_the_next_start(state: Path) -> None:
     left = state / "private" / f"{2**22 + 1}-abc"  # above the largest pid of Linux
     left.mkdir(parents=True)

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+from sglang_bw.launch.server import default_log
 from sglang_bw.launch.startup import LogTail, Phase, Startup
 
 # What 0.5.23 logs, shortened; the CPU run has no graphs, the GPU run captures four kinds.
@@ -23,6 +25,10 @@ GPU = """\
 [2026-11-29 16:57:50] INFO:     Application startup complete.
 [2026-11-29 16:57:56] The server is fired up and ready to roll!
 """.splitlines()
+
+
+def test_two_starts_in_one_second_have_a_log_each() -> None:
+    assert default_log("tiny", 30000).stem.endswith(f"-tiny-30000-{os.getpid()}")
 
 
 class Clock:

@@ -173,6 +173,9 @@ def test_what_does_not_run_is_an_error(rule: str, line: str, options: dict[str, 
         pytest.param(
             "expandable-segments-ipc", "", {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, id="segments"
         ),
+        pytest.param(
+            "expandable-segments-newer-name", "", {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}, id="newer name"
+        ),
         pytest.param("spark-fraction", "--mem-fraction-static 0.9", {"machine": SPARK}, id="fraction on GB10"),
         pytest.param(
             "adaptive-short-form", """--speculative-adaptive-config '{"1": [5]}'""", {}, id="short form of the file"

@@ -87,5 +87,4 @@ def _literal(text: str) -> str:
 
 def _which(made: Deployment) -> dict[str, Any]:
     """Name the GPUs that the user has chosen; else so many."""
-    chosen = made.command.env.get("CUDA_VISIBLE_DEVICES")
-    return {"device_ids": chosen.split(",")} if chosen else {"count": made.gpus}
+    return {"device_ids": made.chosen.split(",")} if made.chosen else {"count": made.gpus}

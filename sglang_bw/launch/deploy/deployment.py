@@ -28,6 +28,8 @@ UID = 1000
 # GPUs of one node talk through /dev/shm where they have no other way; a limit, not a reservation.
 _SHM_GIB = {"cuda": 32, "cpu": 2}
 _PATH_FLAGS = ("model-path", "speculative-draft-model-path", "tokenizer-path")
+# Whoever gives a container its GPUs numbers them anew from 0: the host's numbers would name others there, or none.
+_OF_THE_HOST = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 _NOT_IN_A_LABEL = re.compile(r"[^a-z0-9]+")
 
 
@@ -80,6 +82,11 @@ class Deployment:
         return _NOT_IN_A_LABEL.sub("-", self.recipe.lower()).strip("-")[:50].rstrip("-") or "sglang"
 
     @property
+    def chosen(self) -> str | None:
+        """Which GPUs of the host the user has chosen, as CUDA takes them."""
+        return self.command.env.get("CUDA_VISIBLE_DEVICES") or None
+
+    @property
     def shm_gib(self) -> int:
         """Size of ``/dev/shm`` in GiB."""
         return _SHM_GIB[self.command.device]
@@ -107,8 +114,12 @@ class Deployment:
         return ["python3", "-P", "-m", "sglang.launch_server", *flags.tokens(flags.merge(line, own))]
 
     def container_env(self) -> dict[str, str]:
-        """Return the container's environment; what is secret is not in it."""
-        public = {name: value for name, value in self.command.env.items() if not secret.is_secret_variable(name)}
+        """Return the container's environment; what is secret is not in it, nor which of the host's GPUs it gets."""
+        public = {
+            name: value
+            for name, value in self.command.env.items()
+            if not secret.is_secret_variable(name) and name not in _OF_THE_HOST
+        }
         # Compiled kernels go below HOME: they survive a restart there.
         return {"HOME": CACHE, "HF_HOME": f"{CACHE}/huggingface", "PYTHONUNBUFFERED": "1", **public}
 

@@ -50,6 +50,10 @@ def files(made: Deployment) -> list[File]:
         lines.append("Needs the LeaderWorkerSet controller, and a storage class that several nodes can write to.")
     if made.gpus:
         lines.append("Needs NVIDIA's device plugin and the runtime class nvidia.")
+        if made.chosen:
+            lines.append(
+                f"Which GPUs of a node a pod gets is the device plugin's choice, not that of --gpus ({made.chosen})."
+            )
     return [File("kubernetes.yaml", dump(objects, made.header(*lines)))]
 
 
