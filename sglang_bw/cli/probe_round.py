@@ -144,7 +144,7 @@ def _measure(
     result = rounds.Result(host, recipe.id, version, machine.device, launch)
     place = options.path or probes.place("round", host.key, recipe.id, machine.device)
     probes.try_out(place)
-    log = (options.log or server.default_log(f"probe-{recipe.id}", os.getpid())).absolute()
+    log = (options.log or server.default_log(f"probe-{recipe.id}", 0)).absolute()
     left = session.Pace(len(wanted), len(wanted) * len(plan.batches)).says()
     err.print(f"{host.title}; servers to start: {len(wanted)}; {left} when a start takes 90 s", markup=False)
     err.print(f"log: {log}", markup=False)
