@@ -153,7 +153,7 @@ def _roll_back(root: Path, request: Request, *, dry_run: bool, as_json: bool) ->
         _say_dry_run(facts, as_json=as_json)
         return
     if plan.nothing_to_do and not as_json:
-        out.print(f"nothing to do: stock SGLang {plan.version} is there, untouched", markup=False)
+        out.print(f"nothing to do: stock SGLang {plan.version} is there", markup=False)
     with report_of() as report:
         found = roll_back(plan, report)
     _finish(facts, found, error=None, as_json=as_json)

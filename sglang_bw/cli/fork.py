@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,7 +78,7 @@ def build(
         facts = [_facts(one) for one in built]
         print_json({"wheels": facts} if everything else facts[0])
         return
-    _show(built, time.monotonic() - started)
+    _show(built, time.monotonic() - started, series)
 
 
 def _plans(series: Series, sources: list[Path], folder: Path, local: Path | None) -> list[dict[str, Any]]:
@@ -101,7 +102,9 @@ def _facts(built: BuiltWheel) -> dict[str, Any]:
     }
 
 
-def _show(built: list[BuiltWheel], seconds: float) -> None:
+def _show(built: list[BuiltWheel], seconds: float, series: Series) -> None:
+    from sglang_bw.fork.series import root_option
+
     for one in built:
         out.print(f"built {one.path} ({len(one.patches)} patches)", markup=False)
         out.print(f"content digest {one.digest}", markup=False)
@@ -110,10 +113,15 @@ def _show(built: list[BuiltWheel], seconds: float) -> None:
     for path in last.left_out:
         out.print(f"left out (no part of a wheel): {path}", markup=False)
     out.print("\ninstall it with one of", style="dim")
-    full = f'"sglang=={last.version}"'
-    out.print("  sglang-bw install", markup=False)
-    out.print(f"  pip install {full} --extra-index-url file://{last.index.resolve()}", markup=False)
-    out.print(f"  uv pip install --link-mode copy {full} --index file://{last.index.resolve()}", markup=False)
+    full, index = f'"sglang=={last.version}"', shlex.quote(last.index.resolve().as_uri())
+    wheel = shlex.quote(str(last.path.resolve()))
+    # A command is to be copied: it is not wrapped. The wheel itself says its base and its local patches.
+    for command in (
+        f"sglang-bw install --wheel {wheel}{root_option(series.folder.parent)}",
+        f"pip install {full} --extra-index-url {index}",
+        f"uv pip install --link-mode copy {full} --index {index}",
+    ):
+        out.print(f"  {command}", markup=False, soft_wrap=True)
 
 
 def _planned(series: Series, local: Path | None) -> tuple[str, list[str]]:

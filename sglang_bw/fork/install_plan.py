@@ -15,7 +15,7 @@ from sglang_bw.fork.environment import Environment
 from sglang_bw.fork.installers import Installer
 from sglang_bw.fork.local import LocalSeries, load_for, planned_version
 from sglang_bw.fork.locks import LEFT_OUT, Lock, Locked
-from sglang_bw.fork.series import Series, newest_base
+from sglang_bw.fork.series import Series, local_option, newest_base
 from sglang_bw.fork.upstream import pick_wheel
 from sglang_bw.fork.verify import PACKAGE, Installation, State, inspect_environment
 from sglang_bw.fork.wheelhouse import PatchedWheel, find_local_wheel, find_wheel
@@ -229,7 +229,7 @@ def _built(
         if wheel is None and request.find_links:
             raise UnknownBaseError(
                 f"{out} has no wheel of SGLang {series.base} with the patches of {local.folder}",
-                hint=f"`sglang-bw build --local {local.folder} --out DIR` makes one",
+                hint=f"`sglang-bw build --base {series.base}{local_option(local.folder)} --out DIR` makes one",
             )
         return wheel
     wheel = find_wheel(out, environment, series.base, version=series.pins.full_version)

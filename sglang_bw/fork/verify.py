@@ -10,7 +10,6 @@ import base64
 import csv
 import hashlib
 import os
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -21,11 +20,11 @@ from packaging.version import InvalidVersion, Version
 from pydantic import ValidationError
 
 from sglang_bw.errors import BwError, EditedEngineError, NotInstalledError, StockEngineError
+from sglang_bw.fork.cure import install_command, repair
 from sglang_bw.fork.environment import Environment, dist_infos, name_and_version, owners
 from sglang_bw.fork.record import RECORD_PATH, BwRecord, LocalRecord, PatchRecord, content_digest
 
 PACKAGE = "sglang"
-INSTALL = "sglang-bw install"
 
 
 class State(StrEnum):
@@ -103,7 +102,7 @@ class Installation:
                 hint=f"`{cure}` replaces it with the patched one",
             )
         if self.state in (State.EDITED, State.MISSING):
-            return EditedEngineError(self._damage(), hint=f"`{cure}` puts the recorded files back")
+            return EditedEngineError(self._damage(), hint=repair(self.python, self.version, self.base))
         if self.shadowed_by is not None:
             return EditedEngineError(
                 f"{PACKAGE} {self.version} is intact, but Python imports {self.shadowed_by} instead",
@@ -113,8 +112,8 @@ class Installation:
 
     @property
     def cure(self) -> str:
-        """The one command that puts the patched engine there."""
-        return f"{INSTALL} --python {self.python}" if self.python not in ("", sys.executable) else INSTALL
+        """The one command that puts the newest patched engine there."""
+        return install_command(self.python)
 
     def _damage(self) -> str:
         shown = ", ".join(f"{path} ({kind})" for kind, path in self.problems[:3])

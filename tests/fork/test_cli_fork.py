@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -142,10 +143,16 @@ def test_unknown_command_and_option_are_usage_errors(upstream: FakeUpstream) -> 
 
 
 def test_build_says_what_it_made_and_how_to_install_it(upstream: FakeUpstream, tmp_path: Path) -> None:
-    done = bw("build", "--patches", upstream.root, "--wheel", upstream.wheel, cwd=tmp_path)
+    place = tmp_path / "my place"
+    place.mkdir()
+    done = bw("build", "--patches", upstream.root, "--wheel", upstream.wheel, cwd=place)
     assert done.returncode == 0, done.stderr
     version = upstream.series().pins.full_version
-    assert f'pip install "sglang=={version}" --extra-index-url file://{tmp_path}/dist/simple' in done.stdout
+    index = f"file://{tmp_path}/my%20place/dist/simple"
+    assert f'pip install "sglang=={version}" --extra-index-url {index}\n' in done.stdout
+    command = next(line for line in done.stdout.splitlines() if "sglang-bw install" in line)
+    wheel = place / "dist" / upstream.wheel.name.replace(VERSION, version)
+    assert shlex.split(command)[2:] == ["--wheel", str(wheel), "--patches", str(upstream.root)]
     assert "left out (no part of a wheel): test/test_engine.py" in done.stdout
 
 

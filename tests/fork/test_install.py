@@ -36,8 +36,8 @@ from sglang_bw.fork.install import install
 from sglang_bw.fork.install_plan import plan_install
 from sglang_bw.fork.installers import failure
 from sglang_bw.fork.locks import Locked, find_uv
-from sglang_bw.fork.rollback import plan_rollback, roll_back
-from sglang_bw.fork.verify import Installation, State, inspect
+from sglang_bw.fork.rollback import _wrong, plan_rollback, roll_back
+from sglang_bw.fork.verify import Installation, Problem, State, inspect
 from tests.fakeupstream import VERSION, FakeUpstream, patched
 from tests.fork.target import (
     MACHINE,
@@ -301,6 +301,53 @@ def test_rollback_goes_to_the_base_that_is_installed(engine: Engine, venv: Path,
     assert plan_rollback(engine.root, engine.request(venv, wheel=None)).version == VERSION
 
 
+def unpack_stock(engine: Engine, venv: Path, version: str) -> Path:
+    """Lay upstream's engine into the environment, under another version; return site-packages."""
+    site = site_packages(venv)
+    shutil.unpack_archive(engine.stock, site, "zip")
+    info = (site / f"sglang-{VERSION}.dist-info").rename(site / f"sglang-{version}.dist-info")
+    record = info / "RECORD"
+    record.write_text(record.read_text().replace(f"sglang-{VERSION}.dist-info", info.name))
+    return site
+
+
+@pytest.mark.parametrize("version", ["0.9.0", "1.2.3.dev4+g0badcafe"])
+def test_rollback_leaves_another_stock_release_alone(
+    engine: Engine, venv: Path, nothing_runs: None, version: str
+) -> None:
+    unpack_stock(engine, venv, version)
+    plan = plan_rollback(engine.root, engine.request(venv, wheel=None))
+    assert (plan.nothing_to_do, plan.version, plan.steps) == (True, version, [])
+    done = run_cli(engine, venv, "--rollback")
+    assert (done.returncode, done.stdout.splitlines()[0]) == (0, f"nothing to do: stock SGLang {version} is there")
+    assert not plan_rollback(engine.root, engine.request(venv, wheel=None, base=VERSION)).nothing_to_do
+
+
+def test_rollback_from_nothing_known_is_refused_until_a_release_is_named(
+    engine: Engine, venv: Path, nothing_runs: None
+) -> None:
+    with pytest.raises(RefusedError, match="no sglang is installed to go back from: --base VERSION"):
+        plan_rollback(engine.root, engine.request(venv, wheel=None))
+    assert plan_rollback(engine.root, engine.request(venv, wheel=None, base=VERSION)).version == VERSION
+    site = unpacked(engine, venv)
+    (engine.root / VERSION).rename(engine.root / "9.9.9")
+    pins = engine.root / "9.9.9/upstream.toml"
+    pins.write_text(pins.read_text().replace(f'version = "{VERSION}"', 'version = "9.9.9"'))
+    with pytest.raises(RefusedError, match=f"no series here knows the stock release of sglang {VERSION}"):
+        plan_rollback(engine.root, engine.request(venv, wheel=None))
+    assert (site / "sglang/engine.py").is_file()
+
+
+def test_rollback_names_what_is_wrong_afterwards() -> None:
+    stock = Installation(State.STOCK, version="0.5.20")
+    assert _wrong(stock, "0.5.23") == "sglang 0.5.20 is there, not 0.5.23"
+    assert _wrong(dataclasses.replace(stock, problems=(Problem("edited", "sglang/a.py"),)), "0.5.20") == (
+        "sglang/a.py is edited"
+    )
+    assert _wrong(dataclasses.replace(stock, state=State.INTACT), "0.5.20") == "sglang 0.5.20 is intact, not stock"
+    assert _wrong(stock, "0.5.20") == ""
+
+
 def test_rollback_checks_the_pinned_hash(engine: Engine, venv: Path) -> None:
     unpacked(engine, venv)
     pins = engine.root / VERSION / "upstream.toml"
@@ -481,7 +528,7 @@ def test_full_disk(engine: Engine, venv: Path, nothing_runs: None, monkeypatch: 
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=free))
     for plan in (plan_install, plan_rollback):
         with pytest.raises(RefusedError, match=r"GiB are free at .*, about \d+\.\d GiB are needed"):
-            plan(engine.root, engine.request(venv))
+            plan(engine.root, engine.request(venv, base=VERSION))
 
 
 def test_environment_that_cannot_be_written(engine: Engine, tmp_path: Path, nothing_runs: None) -> None:
