@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sglang_bw.cli.console import out, print_json, steps
+from sglang_bw.cli.interrupt import end_like_ctrl_c
 from sglang_bw.cli.options import BASE, JSON, LOCAL, PATCHES, series_of
 
 if TYPE_CHECKING:
@@ -68,6 +70,7 @@ def build(
             out.print(f"would build {one['wheel']}\nfrom {one['upstream']} and {count} patches", markup=False)
         return
     started = time.monotonic()
+    end_like_ctrl_c(signal.SIGTERM)  # half a wheel and scratch folders are removed then
     with steps(as_json) as progress:
         at: dict[str, Any] = {"local": local, "out": folder, "progress": progress}
         if everything:
@@ -82,8 +85,10 @@ def build(
 
 
 def _plans(series: Series, sources: list[Path], folder: Path, local: Path | None) -> list[dict[str, Any]]:
+    from sglang_bw.fork import lint
     from sglang_bw.fork.wheel import built_name
 
+    lint.require_clean(series)  # as the build does
     version, patches = _planned(series, local)
     return [
         {"upstream": source.name, "patches": patches, "wheel": str(folder / built_name(source.name, version))}

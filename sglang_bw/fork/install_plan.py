@@ -9,7 +9,7 @@ from pathlib import Path
 import platformdirs
 
 from sglang_bw.errors import UnknownBaseError
-from sglang_bw.fork import checks
+from sglang_bw.fork import checks, lint
 from sglang_bw.fork.driver import driver_version
 from sglang_bw.fork.environment import Environment
 from sglang_bw.fork.installers import Installer
@@ -129,6 +129,7 @@ def plan_install(root: Path, request: Request) -> Plan:
 
     :param root: the directory with one folder per base.
     :raises RefusedError: with every reason that was found.
+    :raises LintError: the engine has to be built, and the series is not clean.
     :raises BwError: the wheel, the base or the interpreter that was named is not usable.
     """
     wheel = PatchedWheel.open(request.wheel) if request.wheel else None
@@ -161,6 +162,8 @@ def plan_install(root: Path, request: Request) -> Plan:
         installer=Installer.named(request.installer, environment.executable),
         local=local,
     )
+    if plan.replace_engine and plan.wheel is None:
+        lint.require_clean(series)  # the build does, too late for a dry run
     if not plan.nothing_to_do:
         checks.refuse(_refusals(plan, driver, check_driver=request.check_driver))
     return plan

@@ -10,7 +10,7 @@ from sglang_bw.errors import InstallError
 from sglang_bw.fork import checks
 from sglang_bw.fork.environment import Environment
 from sglang_bw.fork.install_plan import Request, unfit
-from sglang_bw.fork.installers import Installer, Report, install_engine, session
+from sglang_bw.fork.installers import Installer, Report, install_engine, session, tidy
 from sglang_bw.fork.series import Series, bases, newest_base
 from sglang_bw.fork.upstream import fetch, pick_wheel
 from sglang_bw.fork.verify import PACKAGE, Installation, State, inspect_environment
@@ -79,6 +79,7 @@ def roll_back(plan: RollbackPlan, report: Report) -> Installation:
     :raises BwError: by its class what went wrong; the same call goes on from there.
     """
     if plan.nothing_to_do:
+        tidy(plan.environment, report)
         return plan.found
     pins = plan.series.pins
     name = pick_wheel(pins, plan.environment.python, plan.environment.machine)

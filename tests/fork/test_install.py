@@ -24,6 +24,7 @@ from sglang_bw.errors import (
     DownloadError,
     HashMismatchError,
     InstallError,
+    LintError,
     OutputError,
     RefusedError,
     UnknownBaseError,
@@ -38,6 +39,7 @@ from sglang_bw.fork.installers import failure
 from sglang_bw.fork.locks import Locked, find_uv
 from sglang_bw.fork.rollback import _wrong, plan_rollback, roll_back
 from sglang_bw.fork.verify import Installation, Problem, State, inspect
+from tests.conftest import CHECKOUT
 from tests.fakeupstream import VERSION, FakeUpstream, patched
 from tests.fork.target import (
     MACHINE,
@@ -106,7 +108,8 @@ def unpacked(engine: Engine, venv: Path) -> Path:
 
 def run_cli(engine: Engine, venv: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "sglang_bw", "install", "--patches", engine.root, "--python", venv, *arguments]
-    return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    environ = os.environ | {"PYTHONPATH": str(CHECKOUT)}  # this checkout's tool, wherever it is installed from
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, env=environ)
 
 
 class NoInstaller:
@@ -213,6 +216,14 @@ def test_wheel_is_built_when_there_is_none(engine: Engine, venv: Path, tmp_path:
     assert install(plan, Quiet()).intact
     assert [p.name for p in Path("dist").glob("*.whl")] == [engine.built.name]
     assert plan_install(engine.root, engine.request(venv, wheel=None)).wheel is not None
+
+
+def test_series_that_cannot_be_built_is_found_by_the_dry_run(engine: Engine, venv: Path, nothing_runs: None) -> None:
+    patch = next((engine.root / VERSION).glob("0001-*"))
+    patch.write_bytes(patch.read_bytes().replace(b"\nWhy: ", b"\nWhy: TODO "))
+    with pytest.raises(LintError, match="still to be filled in"):
+        plan_install(engine.root, engine.request(venv, wheel=None))
+    assert plan_install(engine.root, engine.request(venv))  # a wheel that is there is not built
 
 
 def test_wheel_of_an_older_series_is_not_taken_from_dist(engine: Engine, venv: Path, tmp_path: Path) -> None:
@@ -384,6 +395,43 @@ def test_killed_install_goes_on(engine: Engine, venv: Path, killed: str) -> None
     assert Environment.probe(venv).installed == {"sglang": engine.version, "tinydep": "1.0", "bulky": "1.0"}
     code = "import bulky.m299; print(bulky.m299.f149())"
     assert subprocess.run([venv / "bin/python", "-c", code], capture_output=True, text=True).stdout == "149\n"
+
+
+@pytest.mark.parametrize("installer", ["pip", pytest.param("uv", marks=needs_uv)])
+def test_sigterm_ends_the_installer_too_and_removes_the_scratch_folder(
+    engine: Engine, venv: Path, installer: str
+) -> None:
+    """A service manager sends it to the tool alone: what is left running would change the environment later."""
+    files = {f"bulky/m{n}.py": b"".join(b"def f%d(): return %d\n" % (i, i) for i in range(150)) for n in range(900)}
+    engine.lock(write_wheel(engine.mirror, "bulky", "1.0", files), next(engine.mirror.glob("tinydep*")))
+    command = [sys.executable, "-m", "sglang_bw", "install", "--patches", engine.root, "--python", venv]
+    command += ["--device", "cpu", "--wheel", engine.built, "--installer", installer]
+    environ = os.environ | {"PYTHONPATH": str(CHECKOUT)}
+    site = site_packages(venv)
+    with subprocess.Popen(list(map(str, command)), stderr=subprocess.PIPE, text=True, env=environ) as tool:
+        _wait_for(
+            (site / "bulky/m0.py").exists if installer == "pip" else (site / installers.SCRATCH / "lock.txt").exists,
+            tool,
+        )
+        tool.terminate()
+        said = tool.communicate(timeout=60)[1]
+    assert (tool.returncode, said.splitlines()[-1]) == (130, "interrupted")
+    with installers.locked(site, Quiet()):  # nobody writes there any more
+        assert not (site / installers.SCRATCH).exists()
+        assert inspect(venv).state is State.ABSENT
+
+
+@pytest.mark.parametrize("command", ["install", "rollback"])
+def test_what_was_left_beside_a_right_engine_is_cleared(engine: Engine, venv: Path, command: str) -> None:
+    """A kill after the engine's RECORD was written, before pip has deleted the old one."""
+    site = unpacked(engine, venv) if command == "install" else unpack_stock(engine, venv, VERSION)
+    (site / "~glang/srt").mkdir(parents=True)
+    (site / "~glang-1.0.dist-info").mkdir()
+    (site / installers.SCRATCH).mkdir()
+    done = run_cli(engine, venv, *(["--wheel", engine.built] if command == "install" else ["--rollback"]))
+    assert done.returncode == 0, done.stderr
+    assert "nothing to do" in done.stdout
+    assert [path.name for path in site.glob("[~.]*")] == []
 
 
 def _wait_for(happened: Callable[[], bool], process: subprocess.Popen[Any] | None = None) -> None:
