@@ -149,9 +149,12 @@ def _roll_back(root: Path, request: Request, *, dry_run: bool, as_json: bool) ->
         "version": plan.version,
         "nothing_to_do": plan.nothing_to_do,
         "steps": plan.steps,
+        "notes": plan.notes,
     }
     if not as_json:
         _announce(f"{plan.environment.executable} (Python {plan.environment.python}), back to stock", plan.steps)
+        for note in plan.notes:
+            err.print(f"note: {note}", markup=False)
     if dry_run:
         _say_dry_run(facts, as_json=as_json)
         return
@@ -212,6 +215,8 @@ def show_engine(found: Installation) -> None:
     out.print(f"[{colour}]{found.state.value}[/{colour}]: sglang {escape(found.version or '-')}{escape(series)}")
     if found.location:
         out.print(f"in {found.location}", markup=False)
+    if found.sources:
+        out.print(f"installed from sources: {found.sources}", markup=False)
     if found.patches:
         _show_patches(found)
     for kind, path in found.problems[:_SHOWN]:

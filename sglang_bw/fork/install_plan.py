@@ -16,6 +16,7 @@ from sglang_bw.fork.installers import Installer
 from sglang_bw.fork.local import LocalSeries, load_for, planned_version
 from sglang_bw.fork.locks import LEFT_OUT, Lock, Locked
 from sglang_bw.fork.series import Series, local_option, newest_base
+from sglang_bw.fork.sources import Sources
 from sglang_bw.fork.upstream import pick_wheel
 from sglang_bw.fork.verify import PACKAGE, Installation, State, inspect_environment
 from sglang_bw.fork.wheelhouse import PatchedWheel, find_local_wheel, find_wheel
@@ -118,10 +119,20 @@ class Plan:
                 f"{names} is left out on Python {python}: its core has no wheel there (xgrammar serves structured"
                 " output)"
             )
+        if self.replace_engine and self.found.sources:
+            notes.append(source_note(self.found.sources, self.environment))
         if self.replace_engine and self.found.local and not (self.local or (self.wheel and self.wheel.local)):
             own = ", ".join(patch.file for patch in self.found.local.patches)
             notes.append(f"the engine there has local patches, which go ({own}): `--local DIR` keeps them")
         return notes
+
+
+def source_note(sources: Sources, environment: Environment) -> str:
+    """Say that an engine from sources gives way, and how it comes back."""
+    return (
+        f"the engine there was installed from sources, {sources}: `{sources.back(environment.executable)}` brings it"
+        " back"
+    )
 
 
 def plan_install(root: Path, request: Request) -> Plan:

@@ -9,7 +9,7 @@ from pathlib import Path
 from sglang_bw.errors import InstallError
 from sglang_bw.fork import checks
 from sglang_bw.fork.environment import Environment
-from sglang_bw.fork.install_plan import Request, unfit
+from sglang_bw.fork.install_plan import Request, source_note, unfit
 from sglang_bw.fork.installers import Installer, Report, install_engine, session, tidy
 from sglang_bw.fork.series import Series, bases, newest_base
 from sglang_bw.fork.upstream import fetch, pick_wheel
@@ -44,6 +44,12 @@ class RollbackPlan:
             return []
         now = f"{self.found.version} ({self.found.state})" if self.found.version else "nothing"
         return [f"install {PACKAGE}==={self.version} without dependencies, in place of {now}", "verify"]
+
+    @property
+    def notes(self) -> list[str]:
+        """What the user should know about this environment."""
+        sources = None if self.nothing_to_do else self.found.sources
+        return [source_note(sources, self.environment)] if sources else []
 
 
 def plan_rollback(root: Path, request: Request) -> RollbackPlan:

@@ -175,6 +175,8 @@ def _back(root: Path, before: Installation, environment: Environment, plan: Plan
     options = _options(root, environment, plan)
     known = before.base in bases(root)
     pip = f"python -m pip --python {shlex.quote(str(environment.executable))} install"
+    if before.sources and before.state is State.STOCK:
+        return Return((before.sources.back(environment.executable),), note="with the dependencies that pip chooses")
     if before.state is State.STOCK:
         # Upstream's own wheel alone: `install --rollback` takes no index.
         alone = _options(root, environment, plan, torch=False)

@@ -23,6 +23,7 @@ from sglang_bw.errors import BwError, EditedEngineError, NotInstalledError, Stoc
 from sglang_bw.fork.cure import install_command, repair
 from sglang_bw.fork.environment import Environment, dist_infos, name_and_version, owners
 from sglang_bw.fork.record import RECORD_PATH, BwRecord, LocalRecord, PatchRecord, content_digest
+from sglang_bw.fork.sources import Sources, sources_of
 
 PACKAGE = "sglang"
 
@@ -57,7 +58,7 @@ class Installation:
     ``shadowed_by`` is another ``sglang`` that Python would import instead; ``added`` are files
     below ``sglang/`` that no record knows (allowed: tuned kernel configurations go there); ``owners`` are other
     distributions that hold files below ``sglang/``; ``digest`` is the content digest of the RECORD, which says what
-    was installed, not what the disk holds now.
+    was installed, not what the disk holds now; ``sources``: it came from sources, not as a wheel.
     """
 
     state: State
@@ -74,6 +75,7 @@ class Installation:
     added: tuple[str, ...] = ()
     owners: tuple[str, ...] = ()
     digest: str = ""
+    sources: Sources | None = None
 
     @property
     def intact(self) -> bool:
@@ -139,6 +141,7 @@ class Installation:
             "added": list(self.added),
             "owners": list(self.owners),
             "content_digest": self.digest,
+            "sources": str(self.sources) if self.sources else None,
         }
 
 
@@ -241,6 +244,7 @@ def _examine(info: Path) -> Installation:
         problems=tuple(sorted(set(problems))),
         added=tuple(_added(location, expected)),
         digest=content_digest(rows) if rows else "",
+        sources=sources_of(info),
     )
 
 
