@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,8 +98,11 @@ def show_export(target: Target, done: Export) -> None:
         out.print("still to be filled in:", markup=False)
         for text in done.unfilled:
             out.print(f"  {text}", markup=False)
-        again = f"sglang-bw patches export{target.options}"
-        out.print(f"do it with `git -C {done.tree} commit --amend`, then `{again}` again", markup=False)
+        amend, again = (
+            f"git -C {shlex.quote(str(done.tree))} commit --amend",
+            f"sglang-bw patches export{target.options}",
+        )
+        out.print(f"do it with `{amend}`, then `{again}` again", markup=False)
     elif done.written or done.removed:
         out.print(f"next: sglang-bw patches refresh{target.options}", style="dim", markup=False)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from rich.markup import escape
 from rich.status import Status
 
 from sglang_bw.cli.console import err, out, print_json
+from sglang_bw.cli.interrupt import end_like_ctrl_c
 from sglang_bw.cli.options import BASE, LOCAL, PYTHON
 
 if TYPE_CHECKING:
@@ -132,6 +134,7 @@ def _install(root: Path, request: Request, *, dry_run: bool, as_json: bool) -> N
     if plan.nothing_to_do and not as_json:
         count = len(plan.lock.packages)
         out.print(f"nothing to do: the engine is the built one, and {count} locked packages are there", markup=False)
+    end_like_ctrl_c(signal.SIGTERM)  # the installer is ended then
     with report_of() as report:
         found = carry_out(plan, report)
     _finish(facts, found, error=found.error(), as_json=as_json)
@@ -146,14 +149,18 @@ def _roll_back(root: Path, request: Request, *, dry_run: bool, as_json: bool) ->
         "version": plan.version,
         "nothing_to_do": plan.nothing_to_do,
         "steps": plan.steps,
+        "notes": plan.notes,
     }
     if not as_json:
         _announce(f"{plan.environment.executable} (Python {plan.environment.python}), back to stock", plan.steps)
+        for note in plan.notes:
+            err.print(f"note: {note}", markup=False)
     if dry_run:
         _say_dry_run(facts, as_json=as_json)
         return
     if plan.nothing_to_do and not as_json:
-        out.print(f"nothing to do: stock SGLang {plan.version} is there, untouched", markup=False)
+        out.print(f"nothing to do: stock SGLang {plan.version} is there", markup=False)
+    end_like_ctrl_c(signal.SIGTERM)
     with report_of() as report:
         found = roll_back(plan, report)
     _finish(facts, found, error=None, as_json=as_json)
@@ -208,6 +215,8 @@ def show_engine(found: Installation) -> None:
     out.print(f"[{colour}]{found.state.value}[/{colour}]: sglang {escape(found.version or '-')}{escape(series)}")
     if found.location:
         out.print(f"in {found.location}", markup=False)
+    if found.sources:
+        out.print(f"installed from sources: {found.sources}", markup=False)
     if found.patches:
         _show_patches(found)
     for kind, path in found.problems[:_SHOWN]:

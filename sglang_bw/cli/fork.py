@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sglang_bw.cli.console import out, print_json, steps
+from sglang_bw.cli.interrupt import end_like_ctrl_c
 from sglang_bw.cli.options import BASE, JSON, LOCAL, PATCHES, series_of
 
 if TYPE_CHECKING:
@@ -67,6 +70,7 @@ def build(
             out.print(f"would build {one['wheel']}\nfrom {one['upstream']} and {count} patches", markup=False)
         return
     started = time.monotonic()
+    end_like_ctrl_c(signal.SIGTERM)  # half a wheel and scratch folders are removed then
     with steps(as_json) as progress:
         at: dict[str, Any] = {"local": local, "out": folder, "progress": progress}
         if everything:
@@ -77,12 +81,14 @@ def build(
         facts = [_facts(one) for one in built]
         print_json({"wheels": facts} if everything else facts[0])
         return
-    _show(built, time.monotonic() - started)
+    _show(built, time.monotonic() - started, series)
 
 
 def _plans(series: Series, sources: list[Path], folder: Path, local: Path | None) -> list[dict[str, Any]]:
+    from sglang_bw.fork import lint
     from sglang_bw.fork.wheel import built_name
 
+    lint.require_clean(series)  # as the build does
     version, patches = _planned(series, local)
     return [
         {"upstream": source.name, "patches": patches, "wheel": str(folder / built_name(source.name, version))}
@@ -101,7 +107,9 @@ def _facts(built: BuiltWheel) -> dict[str, Any]:
     }
 
 
-def _show(built: list[BuiltWheel], seconds: float) -> None:
+def _show(built: list[BuiltWheel], seconds: float, series: Series) -> None:
+    from sglang_bw.fork.series import root_option
+
     for one in built:
         out.print(f"built {one.path} ({len(one.patches)} patches)", markup=False)
         out.print(f"content digest {one.digest}", markup=False)
@@ -110,10 +118,15 @@ def _show(built: list[BuiltWheel], seconds: float) -> None:
     for path in last.left_out:
         out.print(f"left out (no part of a wheel): {path}", markup=False)
     out.print("\ninstall it with one of", style="dim")
-    full = f'"sglang=={last.version}"'
-    out.print("  sglang-bw install", markup=False)
-    out.print(f"  pip install {full} --extra-index-url file://{last.index.resolve()}", markup=False)
-    out.print(f"  uv pip install --link-mode copy {full} --index file://{last.index.resolve()}", markup=False)
+    full, index = f'"sglang=={last.version}"', shlex.quote(last.index.resolve().as_uri())
+    wheel = shlex.quote(str(last.path.resolve()))
+    # A command is to be copied: it is not wrapped. The wheel itself says its base and its local patches.
+    for command in (
+        f"sglang-bw install --wheel {wheel}{root_option(series.folder.parent)}",
+        f"pip install {full} --extra-index-url {index}",
+        f"uv pip install --link-mode copy {full} --index {index}",
+    ):
+        out.print(f"  {command}", markup=False, soft_wrap=True)
 
 
 def _planned(series: Series, local: Path | None) -> tuple[str, list[str]]:

@@ -34,6 +34,8 @@ def list_patches(base: str | None, markdown: bool, local: Path | None, root: Pat
     """List the patches with their upstream status; with --local yours as well."""
     from sglang_bw.fork.mail import markdown_table, read_patch
 
+    if markdown and as_json:
+        raise click.UsageError("--markdown and --json are two forms of the list: give one of them")
     series = series_of(root, base)
     own = local_of(local)
     found = [read_patch(path) for path in series.files]
@@ -82,7 +84,7 @@ def show(name: str, base: str | None, local: Path | None, root: Path | None, as_
     series = series_of(root, base)
     own = local_of(local)
     files = [*series.files, *(own.files if own else ())]
-    matches = [path for path in files if name in path.name]
+    matches = _named(name, files)
     if len(matches) != 1:
         known = "\n  ".join(str(path if own else path.name) for path in matches or files)
         raise click.UsageError(f"{name!r} fits {len(matches)} patches of {series.base}. Known:\n  {known}")
@@ -94,6 +96,17 @@ def show(name: str, base: str | None, local: Path | None, root: Path | None, as_
     out.print(patch.subject, style="bold", markup=False)
     out.print(f"\n{patch.body}\n", markup=False)
     out.print(Syntax(patch.diff.decode("utf-8", "replace"), "diff", theme="ansi_dark", word_wrap=True))
+
+
+def _named(name: str, files: Sequence[Path]) -> list[Path]:
+    """Return the files that a name fits: digits are a number first, and else a part of a file's name."""
+    numbered = [path for path in files if name.isdecimal() and _number(path) == int(name)]
+    return numbered or [path for path in files if name in path.name]
+
+
+def _number(path: Path) -> int | None:
+    digits = path.name.partition("-")[0]
+    return int(digits) if digits.isdecimal() else None
 
 
 def _row(patch: Patch) -> dict[str, Any]:

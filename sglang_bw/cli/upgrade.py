@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,6 +13,7 @@ import click
 from sglang_bw.cli import completion
 from sglang_bw.cli.console import out, print_json
 from sglang_bw.cli.engine import report_of, show_engine
+from sglang_bw.cli.interrupt import end_like_ctrl_c
 from sglang_bw.cli.options import JSON, LOCAL, PATCHES, PYTHON
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ def upgrade(
     to return. Without TO, the newest base is taken; an older one is a downgrade.
     """
     from sglang_bw.fork.install_plan import Request
+    from sglang_bw.fork.installers import tidy
     from sglang_bw.fork.series import patches_root
     from sglang_bw.fork.upgrade import plan_upgrade
     from sglang_bw.fork.upgrade import upgrade as carry_out
@@ -62,9 +65,13 @@ def upgrade(
         _announce(plan, found)
     if dry_run or plan.install.nothing_to_do:
         _say_done(plan, facts, dry_run=dry_run, as_json=as_json)
+        if not dry_run:
+            with report_of() as report:
+                tidy(plan.install.environment, report)
         return
     if not yes:
         _ask(plan, as_json=as_json)
+    end_like_ctrl_c(signal.SIGTERM)  # the installer is ended then
     with report_of() as report:
         there = carry_out(plan, report)
     if as_json:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from sglang_bw.errors import InstallError
 from sglang_bw.fork.environment import Environment
 from sglang_bw.fork.install_plan import Plan, missing_packages
-from sglang_bw.fork.installers import Report, install_engine, session, written
+from sglang_bw.fork.installers import Report, install_engine, session, tidy, written
 from sglang_bw.fork.locks import render
 from sglang_bw.fork.verify import PACKAGE, Installation, State, inspect_environment
 from sglang_bw.fork.wheelhouse import PatchedWheel
@@ -22,6 +22,7 @@ def install(plan: Plan, report: Report) -> Installation:
     :raises InstallError: the installer was content, but the environment is not what was asked for.
     """
     if plan.nothing_to_do:
+        tidy(plan.environment, report)
         return plan.found
     wheel = _wheel(plan, report) if plan.replace_engine else None
     with session(plan.environment, {p.name for p in plan.lock.packages}, report) as (lock, scratch):

@@ -9,13 +9,14 @@ from pathlib import Path
 import platformdirs
 
 from sglang_bw.errors import UnknownBaseError
-from sglang_bw.fork import checks
+from sglang_bw.fork import checks, lint
 from sglang_bw.fork.driver import driver_version
 from sglang_bw.fork.environment import Environment
 from sglang_bw.fork.installers import Installer
 from sglang_bw.fork.local import LocalSeries, load_for, planned_version
 from sglang_bw.fork.locks import LEFT_OUT, Lock, Locked
-from sglang_bw.fork.series import Series, newest_base
+from sglang_bw.fork.series import Series, local_option, newest_base
+from sglang_bw.fork.sources import Sources
 from sglang_bw.fork.upstream import pick_wheel
 from sglang_bw.fork.verify import PACKAGE, Installation, State, inspect_environment
 from sglang_bw.fork.wheelhouse import PatchedWheel, find_local_wheel, find_wheel
@@ -118,10 +119,20 @@ class Plan:
                 f"{names} is left out on Python {python}: its core has no wheel there (xgrammar serves structured"
                 " output)"
             )
+        if self.replace_engine and self.found.sources:
+            notes.append(source_note(self.found.sources, self.environment))
         if self.replace_engine and self.found.local and not (self.local or (self.wheel and self.wheel.local)):
             own = ", ".join(patch.file for patch in self.found.local.patches)
             notes.append(f"the engine there has local patches, which go ({own}): `--local DIR` keeps them")
         return notes
+
+
+def source_note(sources: Sources, environment: Environment) -> str:
+    """Say that an engine from sources gives way, and how it comes back."""
+    return (
+        f"the engine there was installed from sources, {sources}: `{sources.back(environment.executable)}` brings it"
+        " back"
+    )
 
 
 def plan_install(root: Path, request: Request) -> Plan:
@@ -129,6 +140,7 @@ def plan_install(root: Path, request: Request) -> Plan:
 
     :param root: the directory with one folder per base.
     :raises RefusedError: with every reason that was found.
+    :raises LintError: the engine has to be built, and the series is not clean.
     :raises BwError: the wheel, the base or the interpreter that was named is not usable.
     """
     wheel = PatchedWheel.open(request.wheel) if request.wheel else None
@@ -161,6 +173,8 @@ def plan_install(root: Path, request: Request) -> Plan:
         installer=Installer.named(request.installer, environment.executable),
         local=local,
     )
+    if plan.replace_engine and plan.wheel is None:
+        lint.require_clean(series)  # the build does, too late for a dry run
     if not plan.nothing_to_do:
         checks.refuse(_refusals(plan, driver, check_driver=request.check_driver))
     return plan
@@ -229,7 +243,7 @@ def _built(
         if wheel is None and request.find_links:
             raise UnknownBaseError(
                 f"{out} has no wheel of SGLang {series.base} with the patches of {local.folder}",
-                hint=f"`sglang-bw build --local {local.folder} --out DIR` makes one",
+                hint=f"`sglang-bw build --base {series.base}{local_option(local.folder)} --out DIR` makes one",
             )
         return wheel
     wheel = find_wheel(out, environment, series.base, version=series.pins.full_version)

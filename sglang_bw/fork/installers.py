@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from sglang_bw.errors import BwError, DownloadError, HashMismatchError, InstallError, OutputError, RefusedError
+from sglang_bw.fork.ending import ended_with_us
 from sglang_bw.fork.environment import Environment, clean_environ, name_and_version
 from sglang_bw.fork.locks import Locked, find_uv
 
@@ -122,13 +123,14 @@ class Installer:
         except OSError as error:
             raise InstallError(f"cannot run {command[0]}: {error.strerror}") from None
         assert child.stdout is not None
-        try:
-            for line in child.stdout:
-                _pass_on(line.strip(), said, report)
-        finally:
-            # Ctrl-C reaches the child as well; it puts back what it was replacing, and that is waited for.
-            code = child.wait()
-            child.stdout.close()
+        with ended_with_us(child):
+            try:
+                for line in child.stdout:
+                    _pass_on(line.strip(), said, report)
+            finally:
+                # Ctrl-C reaches the child as well; it puts back what it was replacing, and that is waited for.
+                code = child.wait()
+                child.stdout.close()
         if code:
             raise failure(self.name, code, list(said))
 
@@ -211,10 +213,10 @@ def session(environment: Environment, names: set[str], report: Report) -> Iterat
     :param names: the packages whose half distributions may be removed, beside the engine's.
     """
     with locked(environment.purelib, report) as lock:
-        _clear_leftovers(environment, {PACKAGE, *names})
         scratch = environment.purelib / SCRATCH
         shutil.rmtree(scratch, ignore_errors=True)
         try:
+            _clear_leftovers(environment, {PACKAGE, *names})
             scratch.mkdir()
             yield lock, scratch
         except OSError as error:
@@ -226,6 +228,20 @@ def session(environment: Environment, names: set[str], report: Report) -> Iterat
             shutil.rmtree(scratch, ignore_errors=True)
 
 
+def tidy(environment: Environment, report: Report) -> None:
+    """Clear what a killed install left where the engine itself is right and nothing is to be installed."""
+    scratch = environment.purelib / SCRATCH
+    # Who may not write there did not leave it, and needs nothing of it.
+    if (scratch.exists() or any(_set_aside(environment))) and os.access(environment.purelib, os.W_OK):
+        with session(environment, set(), report):
+            report.step("clearing what a killed install left")
+
+
+def _set_aside(environment: Environment) -> Iterator[Path]:
+    """Yield what pip has put aside of the engine, to delete it or to put it back."""
+    yield from environment.purelib.glob(f"~{PACKAGE[1:]}*")
+
+
 def _clear_leftovers(environment: Environment, names: set[str]) -> None:
     """Remove half distributions, which installers can neither use nor replace.
 
@@ -235,7 +251,7 @@ def _clear_leftovers(environment: Environment, names: set[str]) -> None:
     for info in environment.broken():
         if name_and_version(info)[0] in names:
             shutil.rmtree(info)
-    for left in environment.purelib.glob(f"~{PACKAGE[1:]}*"):
+    for left in _set_aside(environment):
         if left.is_dir():
             shutil.rmtree(left)
         else:

@@ -18,7 +18,7 @@ from sglang_bw.fork import lint as checks
 from sglang_bw.fork import mail, strict
 from sglang_bw.fork.apply import PREFIX, Applied, Bench
 from sglang_bw.fork.record import LocalRecord, PatchRecord
-from sglang_bw.fork.series import ORDER_FILE, Pins, Series, read_order
+from sglang_bw.fork.series import ORDER_FILE, Pins, Series, local_option, read_order
 
 MARK = ".local."
 _FORM = "docs/own-patches.md describes a local series"
@@ -42,7 +42,7 @@ class LocalSeries:
             raise LocalSeriesError(
                 [f"{folder} {what}"],
                 hint="a local series is a folder with `series` (one patch file a line) and the patches;"
-                f" `sglang-bw patches new TOPIC --local {folder}` begins one",
+                f" `sglang-bw patches new TOPIC{local_option(folder)}` begins one",
             )
         try:
             order = read_order(folder / ORDER_FILE)
@@ -61,9 +61,12 @@ class LocalSeries:
     def patches(self) -> tuple[mail.Patch, ...]:
         """The patches, read.
 
-        :raises LintError: a file cannot be read, or is no mail that git understands.
+        :raises LocalSeriesError: a file cannot be read, or is no mail that git understands.
         """
-        return tuple(mail.read_patch(path) for path in self.files)
+        try:
+            return tuple(mail.read_patch(path) for path in self.files)
+        except LintError as error:
+            raise LocalSeriesError(error.findings, hint=_FORM) from None
 
     @property
     def identity(self) -> tuple[str, ...]:
@@ -98,7 +101,7 @@ def load_for(folder: Path, base: str) -> LocalSeries:
     """
     local = LocalSeries.load(folder)
     if findings := lint(local, base):
-        raise LocalSeriesError(findings, hint=f"`sglang-bw patches lint --local {folder}` checks again; {_FORM}")
+        raise LocalSeriesError(findings, hint=f"`sglang-bw patches lint{local_option(folder)}` checks again; {_FORM}")
     return local
 
 
@@ -132,7 +135,7 @@ def apply_after(bench: Bench, local: LocalSeries, series: Series) -> LocalApplie
         raise PatchApplyError(
             f"local series {local.folder}: {error.message}",
             hint=f"it has to apply exactly on SGLang {series.base} with series {series.pins.local}."
-            f" Made for another base? `sglang-bw rebase {series.base} --local {local.folder}` moves it",
+            f" Made for another base? `sglang-bw rebase {series.base}{local_option(local.folder)}` moves it",
         ) from None
 
 

@@ -56,6 +56,11 @@ def root_option(root: Path) -> str:
     return "" if root == default else f" --patches {shlex.quote(str(root.resolve()))}"
 
 
+def local_option(folder: Path | None) -> str:
+    """Return the ``--local`` option that names this folder from any place, with a blank before it, or nothing."""
+    return f" --local {shlex.quote(str(folder.resolve()))}" if folder else ""
+
+
 def bases(root: Path) -> list[str]:
     """Return the upstream versions that have a series under ``root``, oldest first."""
 

@@ -175,8 +175,12 @@ def _back(root: Path, before: Installation, environment: Environment, plan: Plan
     options = _options(root, environment, plan)
     known = before.base in bases(root)
     pip = f"python -m pip --python {shlex.quote(str(environment.executable))} install"
+    if before.sources and before.state is State.STOCK:
+        return Return((before.sources.back(environment.executable),), note="with the dependencies that pip chooses")
     if before.state is State.STOCK:
-        rollback = f"sglang-bw install --rollback --base {before.base}{options}"
+        # Upstream's own wheel alone: `install --rollback` takes no index.
+        alone = _options(root, environment, plan, torch=False)
+        rollback = f"sglang-bw install --rollback --base {before.base}{alone}"
         if not known:
             return Return((f'{pip} "{PACKAGE}==={before.version}"',))
         first = () if before.base == plan.series.base else (f"sglang-bw upgrade {before.base}{options}",)
@@ -194,12 +198,12 @@ def _back(root: Path, before: Installation, environment: Environment, plan: Plan
     return Return((f"{pip} --no-deps --force-reinstall {wheel}",), keep=True, note=note)
 
 
-def _options(root: Path, environment: Environment, plan: Plan) -> str:
+def _options(root: Path, environment: Environment, plan: Plan, *, torch: bool = True) -> str:
     """Return the options of this run that a command for the way back needs too."""
     options = [f"--device {plan.device}"]
     if str(environment.executable) != sys.executable:
         options.append(f"--python {shlex.quote(str(environment.executable))}")
-    if plan.torch_index:
+    if plan.torch_index and torch:
         options.append(f"--torch-index {shlex.quote(plan.torch_index)}")
     if plan.installer.name != "pip":
         options.append(f"--installer {plan.installer.name}")

@@ -10,7 +10,6 @@ import base64
 import csv
 import hashlib
 import os
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -21,11 +20,12 @@ from packaging.version import InvalidVersion, Version
 from pydantic import ValidationError
 
 from sglang_bw.errors import BwError, EditedEngineError, NotInstalledError, StockEngineError
+from sglang_bw.fork.cure import install_command, repair
 from sglang_bw.fork.environment import Environment, dist_infos, name_and_version, owners
 from sglang_bw.fork.record import RECORD_PATH, BwRecord, LocalRecord, PatchRecord, content_digest
+from sglang_bw.fork.sources import Sources, sources_of
 
 PACKAGE = "sglang"
-INSTALL = "sglang-bw install"
 
 
 class State(StrEnum):
@@ -58,7 +58,7 @@ class Installation:
     ``shadowed_by`` is another ``sglang`` that Python would import instead; ``added`` are files
     below ``sglang/`` that no record knows (allowed: tuned kernel configurations go there); ``owners`` are other
     distributions that hold files below ``sglang/``; ``digest`` is the content digest of the RECORD, which says what
-    was installed, not what the disk holds now.
+    was installed, not what the disk holds now; ``sources``: it came from sources, not as a wheel.
     """
 
     state: State
@@ -75,6 +75,7 @@ class Installation:
     added: tuple[str, ...] = ()
     owners: tuple[str, ...] = ()
     digest: str = ""
+    sources: Sources | None = None
 
     @property
     def intact(self) -> bool:
@@ -103,7 +104,7 @@ class Installation:
                 hint=f"`{cure}` replaces it with the patched one",
             )
         if self.state in (State.EDITED, State.MISSING):
-            return EditedEngineError(self._damage(), hint=f"`{cure}` puts the recorded files back")
+            return EditedEngineError(self._damage(), hint=repair(self.python, self.version, self.base))
         if self.shadowed_by is not None:
             return EditedEngineError(
                 f"{PACKAGE} {self.version} is intact, but Python imports {self.shadowed_by} instead",
@@ -113,8 +114,8 @@ class Installation:
 
     @property
     def cure(self) -> str:
-        """The one command that puts the patched engine there."""
-        return f"{INSTALL} --python {self.python}" if self.python not in ("", sys.executable) else INSTALL
+        """The one command that puts the newest patched engine there."""
+        return install_command(self.python)
 
     def _damage(self) -> str:
         shown = ", ".join(f"{path} ({kind})" for kind, path in self.problems[:3])
@@ -140,6 +141,7 @@ class Installation:
             "added": list(self.added),
             "owners": list(self.owners),
             "content_digest": self.digest,
+            "sources": str(self.sources) if self.sources else None,
         }
 
 
@@ -242,6 +244,7 @@ def _examine(info: Path) -> Installation:
         problems=tuple(sorted(set(problems))),
         added=tuple(_added(location, expected)),
         digest=content_digest(rows) if rows else "",
+        sources=sources_of(info),
     )
 
 

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from urllib.parse import unquote, urlparse
 
 from sglang_bw.errors import BwError
 from sglang_bw.fork.environment import Environment, dist_infos, name_and_version
 from sglang_bw.fork.series import Series, bases, newest_base, patches_root
+from sglang_bw.fork.sources import Sources, sources_of
 from sglang_bw.fork.verify import PACKAGE, Installation, State
 from sglang_bw.host.finding import Finding, Group
 
 _GROUP = Group("Engine")
 _OLDEST, _NEWEST = (3, 11), (3, 13)
-
-
-@dataclass(frozen=True)
-class Sources:
-    """Where an engine that was installed from sources lies; ``editable`` when Python imports them from there."""
-
-    folder: Path
-    editable: bool
 
 
 def findings(environment: Environment, installed: Installation) -> Iterator[Finding]:
@@ -79,18 +68,8 @@ def _python(environment: Environment) -> Finding:
 def installed_from(environment: Environment) -> Sources | None:
     """Return the sources that an engine was installed from (PEP 610), ``None`` for one that came as a wheel."""
     for info in dist_infos(environment.sys_path):
-        if name_and_version(info)[0] != PACKAGE:
-            continue
-        try:
-            origin = json.loads((info / "direct_url.json").read_text(encoding="utf-8"))
-            folder = Path(unquote(urlparse(str(origin["url"])).path))
-            if "dir_info" in origin:
-                return Sources(folder, bool(origin["dir_info"].get("editable")))
-            if "vcs_info" in origin:
-                return Sources(folder, editable=False)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return None
-        return None
+        if name_and_version(info)[0] == PACKAGE:
+            return sources_of(info)
     return None
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -141,11 +143,43 @@ def test_unknown_command_and_option_are_usage_errors(upstream: FakeUpstream) -> 
     assert bw("patches", "show", "nothing", "--patches", upstream.root).returncode == 2
 
 
+def test_sigterm_ends_a_build_and_leaves_nothing(upstream: FakeUpstream, tmp_path: Path) -> None:
+    slow = tmp_path / "bin/git"  # where the build is when it is ended
+    slow.parent.mkdir()
+    slow.write_text(
+        f"#!/bin/sh\nif [ -d {tmp_path}/dist ]; then touch {tmp_path}/there; exec sleep 20; fi\n"
+        f'exec {shutil.which("git")} "$@"\n'
+    )
+    slow.chmod(0o755)
+    (tmp_path / "tmp").mkdir()
+    command = [sys.executable, "-m", "sglang_bw", "build", "--patches", upstream.root, "--wheel", upstream.wheel]
+    environ = os.environ | {"PATH": f"{slow.parent}:{os.environ['PATH']}", "TMPDIR": str(tmp_path / "tmp")}
+    with subprocess.Popen(
+        list(map(str, command)), cwd=tmp_path, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as tool:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "there").exists():
+            assert tool.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert [path.name[:7] for path in (tmp_path / "dist").iterdir()] == [".build-"]
+        tool.terminate()
+        assert tool.wait(30) == 130
+    assert list((tmp_path / "tmp").iterdir()) == []
+    assert list((tmp_path / "dist").iterdir()) == []
+
+
 def test_build_says_what_it_made_and_how_to_install_it(upstream: FakeUpstream, tmp_path: Path) -> None:
-    done = bw("build", "--patches", upstream.root, "--wheel", upstream.wheel, cwd=tmp_path)
+    place = tmp_path / "my place"
+    place.mkdir()
+    done = bw("build", "--patches", upstream.root, "--wheel", upstream.wheel, cwd=place)
     assert done.returncode == 0, done.stderr
     version = upstream.series().pins.full_version
-    assert f'pip install "sglang=={version}" --extra-index-url file://{tmp_path}/dist/simple' in done.stdout
+    index = f"file://{tmp_path}/my%20place/dist/simple"
+    assert f'pip install "sglang=={version}" --extra-index-url {index}\n' in done.stdout
+    command = next(line for line in done.stdout.splitlines() if "sglang-bw install" in line)
+    wheel = place / "dist" / upstream.wheel.name.replace(VERSION, version)
+    assert shlex.split(command)[2:] == ["--wheel", str(wheel), "--patches", str(upstream.root)]
     assert "left out (no part of a wheel): test/test_engine.py" in done.stdout
 
 
@@ -153,6 +187,16 @@ def test_dry_run_writes_nothing(upstream: FakeUpstream, tmp_path: Path) -> None:
     done = bw("build", "--patches", upstream.root, "--wheel", upstream.wheel, "--dry-run", "--json", cwd=tmp_path)
     assert json.loads(done.stdout)["patches"] == list(upstream.series().order)
     assert not (tmp_path / "dist").exists()
+
+
+def test_dry_run_refuses_what_the_build_refuses(upstream: FakeUpstream, tmp_path: Path) -> None:
+    patch = upstream.base / "0001-better-engine.patch"
+    patch.write_bytes(patch.read_bytes().replace(b"\nWhy: ", b"\nWhy: TODO "))
+    at = ("--patches", upstream.root, "--wheel", upstream.wheel, "--out", tmp_path / "dist")
+    for more in ((), ("--dry-run",)):
+        done = bw("build", *at, *more)
+        assert done.returncode == errors.LintError.exit_code, done.stdout
+        assert "Why is still to be filled in" in done.stderr
 
 
 def test_list_show_and_lint(upstream: FakeUpstream) -> None:
@@ -169,6 +213,21 @@ def test_list_show_and_lint(upstream: FakeUpstream) -> None:
     done = bw("patches", "lint", "--patches", upstream.root, "--json")
     assert done.returncode == errors.LintError.exit_code
     assert len(json.loads(done.stdout)["findings"]) == 1
+
+
+def test_patch_is_shown_by_its_number(upstream: FakeUpstream) -> None:
+    """Digits are a number first: other names may hold them too."""
+    upstream.add_patch("sm120-table", {"python/sglang/table12.json": b"{}\n"})
+    for name, topic in (("1", "better-engine"), ("2", "odd-files"), ("0002", "odd-files"), ("120", "sm120-table")):
+        shown = bw("patches", "show", name, "--patches", upstream.root, "--json")
+        assert shown.returncode == 0, shown.stderr
+        assert topic in json.loads(shown.stdout)["file"]
+    assert "fits 3 patches" in bw("patches", "show", "00", "--patches", upstream.root).stderr
+
+
+def test_list_in_two_forms_is_refused(upstream: FakeUpstream) -> None:
+    done = bw("patches", "list", "--markdown", "--json", "--patches", upstream.root)
+    assert (done.returncode, done.stdout) == (2, "")
 
 
 def test_every_error_class_has_an_exit_code_of_its_own() -> None:

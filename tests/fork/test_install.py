@@ -24,6 +24,7 @@ from sglang_bw.errors import (
     DownloadError,
     HashMismatchError,
     InstallError,
+    LintError,
     OutputError,
     RefusedError,
     UnknownBaseError,
@@ -36,8 +37,9 @@ from sglang_bw.fork.install import install
 from sglang_bw.fork.install_plan import plan_install
 from sglang_bw.fork.installers import failure
 from sglang_bw.fork.locks import Locked, find_uv
-from sglang_bw.fork.rollback import plan_rollback, roll_back
-from sglang_bw.fork.verify import Installation, State, inspect
+from sglang_bw.fork.rollback import _wrong, plan_rollback, roll_back
+from sglang_bw.fork.verify import Installation, Problem, State, inspect
+from tests.conftest import CHECKOUT
 from tests.fakeupstream import VERSION, FakeUpstream, patched
 from tests.fork.target import (
     MACHINE,
@@ -106,7 +108,8 @@ def unpacked(engine: Engine, venv: Path) -> Path:
 
 def run_cli(engine: Engine, venv: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "sglang_bw", "install", "--patches", engine.root, "--python", venv, *arguments]
-    return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    environ = os.environ | {"PYTHONPATH": str(CHECKOUT)}  # this checkout's tool, wherever it is installed from
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, env=environ)
 
 
 class NoInstaller:
@@ -215,6 +218,14 @@ def test_wheel_is_built_when_there_is_none(engine: Engine, venv: Path, tmp_path:
     assert plan_install(engine.root, engine.request(venv, wheel=None)).wheel is not None
 
 
+def test_series_that_cannot_be_built_is_found_by_the_dry_run(engine: Engine, venv: Path, nothing_runs: None) -> None:
+    patch = next((engine.root / VERSION).glob("0001-*"))
+    patch.write_bytes(patch.read_bytes().replace(b"\nWhy: ", b"\nWhy: TODO "))
+    with pytest.raises(LintError, match="still to be filled in"):
+        plan_install(engine.root, engine.request(venv, wheel=None))
+    assert plan_install(engine.root, engine.request(venv))  # a wheel that is there is not built
+
+
 def test_wheel_of_an_older_series_is_not_taken_from_dist(engine: Engine, venv: Path, tmp_path: Path) -> None:
     dist = tmp_path / "work/dist"
     dist.mkdir()
@@ -301,6 +312,70 @@ def test_rollback_goes_to_the_base_that_is_installed(engine: Engine, venv: Path,
     assert plan_rollback(engine.root, engine.request(venv, wheel=None)).version == VERSION
 
 
+def unpack_stock(engine: Engine, venv: Path, version: str) -> Path:
+    """Lay upstream's engine into the environment, under another version; return site-packages."""
+    site = site_packages(venv)
+    shutil.unpack_archive(engine.stock, site, "zip")
+    info = (site / f"sglang-{VERSION}.dist-info").rename(site / f"sglang-{version}.dist-info")
+    record = info / "RECORD"
+    record.write_text(record.read_text().replace(f"sglang-{VERSION}.dist-info", info.name))
+    return site
+
+
+@pytest.mark.parametrize("version", ["0.9.0", "1.2.3.dev4+g0badcafe"])
+def test_rollback_leaves_another_stock_release_alone(
+    engine: Engine, venv: Path, nothing_runs: None, version: str
+) -> None:
+    unpack_stock(engine, venv, version)
+    plan = plan_rollback(engine.root, engine.request(venv, wheel=None))
+    assert (plan.nothing_to_do, plan.version, plan.steps) == (True, version, [])
+    done = run_cli(engine, venv, "--rollback")
+    assert (done.returncode, done.stdout.splitlines()[0]) == (0, f"nothing to do: stock SGLang {version} is there")
+    assert not plan_rollback(engine.root, engine.request(venv, wheel=None, base=VERSION)).nothing_to_do
+
+
+def test_rollback_from_nothing_known_is_refused_until_a_release_is_named(
+    engine: Engine, venv: Path, nothing_runs: None
+) -> None:
+    with pytest.raises(RefusedError, match="no sglang is installed to go back from: --base VERSION"):
+        plan_rollback(engine.root, engine.request(venv, wheel=None))
+    assert plan_rollback(engine.root, engine.request(venv, wheel=None, base=VERSION)).version == VERSION
+    site = unpacked(engine, venv)
+    (engine.root / VERSION).rename(engine.root / "9.9.9")
+    pins = engine.root / "9.9.9/upstream.toml"
+    pins.write_text(pins.read_text().replace(f'version = "{VERSION}"', 'version = "9.9.9"'))
+    with pytest.raises(RefusedError, match=f"no series here knows the stock release of sglang {VERSION}"):
+        plan_rollback(engine.root, engine.request(venv, wheel=None))
+    assert (site / "sglang/engine.py").is_file()
+
+
+def test_engine_from_sources_is_told_with_the_way_back(engine: Engine, venv: Path, nothing_runs: None) -> None:
+    site = unpack_stock(engine, venv, VERSION)
+    origin = {"url": "file:///work/my%20fork/python", "dir_info": {"editable": True}}
+    (site / f"sglang-{VERSION}.dist-info/direct_url.json").write_text(json.dumps(origin))
+    told = "installed from sources: /work/my fork/python (editable)"
+    done = run_cli(engine, venv, "--rollback")
+    assert (done.returncode, told in done.stdout) == (0, True), done.stderr
+    back = f"`python -m pip --python {venv}/bin/python install -e '/work/my fork/python'` brings it back"
+    engine.add_base("9.9.9")
+    for plan in (
+        plan_install(engine.root, engine.request(venv)),
+        plan_rollback(engine.root, engine.request(venv, wheel=None, base="9.9.9")),
+    ):
+        assert back in plan.notes[0]
+    assert plan_rollback(engine.root, engine.request(venv, wheel=None)).notes == []
+
+
+def test_rollback_names_what_is_wrong_afterwards() -> None:
+    stock = Installation(State.STOCK, version="0.5.20")
+    assert _wrong(stock, "0.5.23") == "sglang 0.5.20 is there, not 0.5.23"
+    assert _wrong(dataclasses.replace(stock, problems=(Problem("edited", "sglang/a.py"),)), "0.5.20") == (
+        "sglang/a.py is edited"
+    )
+    assert _wrong(dataclasses.replace(stock, state=State.INTACT), "0.5.20") == "sglang 0.5.20 is intact, not stock"
+    assert _wrong(stock, "0.5.20") == ""
+
+
 def test_rollback_checks_the_pinned_hash(engine: Engine, venv: Path) -> None:
     unpacked(engine, venv)
     pins = engine.root / VERSION / "upstream.toml"
@@ -337,6 +412,43 @@ def test_killed_install_goes_on(engine: Engine, venv: Path, killed: str) -> None
     assert Environment.probe(venv).installed == {"sglang": engine.version, "tinydep": "1.0", "bulky": "1.0"}
     code = "import bulky.m299; print(bulky.m299.f149())"
     assert subprocess.run([venv / "bin/python", "-c", code], capture_output=True, text=True).stdout == "149\n"
+
+
+@pytest.mark.parametrize("installer", ["pip", pytest.param("uv", marks=needs_uv)])
+def test_sigterm_ends_the_installer_too_and_removes_the_scratch_folder(
+    engine: Engine, venv: Path, installer: str
+) -> None:
+    """A service manager sends it to the tool alone: what is left running would change the environment later."""
+    files = {f"bulky/m{n}.py": b"".join(b"def f%d(): return %d\n" % (i, i) for i in range(150)) for n in range(900)}
+    engine.lock(write_wheel(engine.mirror, "bulky", "1.0", files), next(engine.mirror.glob("tinydep*")))
+    command = [sys.executable, "-m", "sglang_bw", "install", "--patches", engine.root, "--python", venv]
+    command += ["--device", "cpu", "--wheel", engine.built, "--installer", installer]
+    environ = os.environ | {"PYTHONPATH": str(CHECKOUT)}
+    site = site_packages(venv)
+    with subprocess.Popen(list(map(str, command)), stderr=subprocess.PIPE, text=True, env=environ) as tool:
+        _wait_for(
+            (site / "bulky/m0.py").exists if installer == "pip" else (site / installers.SCRATCH / "lock.txt").exists,
+            tool,
+        )
+        tool.terminate()
+        said = tool.communicate(timeout=60)[1]
+    assert (tool.returncode, said.splitlines()[-1]) == (130, "interrupted")
+    with installers.locked(site, Quiet()):  # nobody writes there any more
+        assert not (site / installers.SCRATCH).exists()
+        assert inspect(venv).state is State.ABSENT
+
+
+@pytest.mark.parametrize("command", ["install", "rollback"])
+def test_what_was_left_beside_a_right_engine_is_cleared(engine: Engine, venv: Path, command: str) -> None:
+    """A kill after the engine's RECORD was written, before pip has deleted the old one."""
+    site = unpacked(engine, venv) if command == "install" else unpack_stock(engine, venv, VERSION)
+    (site / "~glang/srt").mkdir(parents=True)
+    (site / "~glang-1.0.dist-info").mkdir()
+    (site / installers.SCRATCH).mkdir()
+    done = run_cli(engine, venv, *(["--wheel", engine.built] if command == "install" else ["--rollback"]))
+    assert done.returncode == 0, done.stderr
+    assert "nothing to do" in done.stdout
+    assert [path.name for path in site.glob("[~.]*")] == []
 
 
 def _wait_for(happened: Callable[[], bool], process: subprocess.Popen[Any] | None = None) -> None:
@@ -481,7 +593,7 @@ def test_full_disk(engine: Engine, venv: Path, nothing_runs: None, monkeypatch: 
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=free))
     for plan in (plan_install, plan_rollback):
         with pytest.raises(RefusedError, match=r"GiB are free at .*, about \d+\.\d GiB are needed"):
-            plan(engine.root, engine.request(venv))
+            plan(engine.root, engine.request(venv, base=VERSION))
 
 
 def test_environment_that_cannot_be_written(engine: Engine, tmp_path: Path, nothing_runs: None) -> None:

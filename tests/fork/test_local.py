@@ -174,6 +174,8 @@ def test_commands(upstream: FakeUpstream, own: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "(4 patches)" in done.stdout
     (own / "0002-table.patch").unlink()
+    for command in (("patches", "list"), ("patches", "list", "--json")):
+        assert bw(*command, *at, cwd=tmp_path).returncode == LocalSeriesError.exit_code
     for command in (("patches", "lint"), ("build", "--wheel", upstream.wheel)):
         done = bw(*command, *at, cwd=tmp_path)
         assert done.returncode == LocalSeriesError.exit_code

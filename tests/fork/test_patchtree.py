@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -305,7 +306,42 @@ def test_edits_are_never_thrown_away(upstream: FakeUpstream) -> None:
     edit(tree)
     with pytest.raises(ScratchError, match="not committed") as caught:
         exported(upstream)
-    assert "--amend --all" in caught.value.hint
+    assert f"`git -C {tree} add --all && git -C {tree} commit --amend` adds them" in caught.value.hint
+
+
+def test_edits_and_new_files_join_the_last_patch_as_the_hint_says(upstream: FakeUpstream) -> None:
+    tree = opened(upstream)
+    edit(tree)
+    exported(upstream)
+    edit(tree, "counted.py", "x = 1\n")
+    with pytest.raises(ScratchError, match="not committed") as caught:
+        exported(upstream)
+    command = caught.value.hint.split("`")[1]
+    subprocess.run(command, shell=True, check=True, capture_output=True, env=os.environ | {"GIT_EDITOR": "true"})
+    assert exported(upstream).written == ("0003-count.patch",)
+    assert b"counted.py" in (upstream.base / "0003-count.patch").read_bytes()
+
+
+def test_wheel_that_is_built_in_the_tree_is_no_edit(upstream: FakeUpstream) -> None:
+    """`build` and `install` write to dist/ where they are called: there, when the documented flow is followed."""
+    tree = opened(upstream)
+    edit(tree)
+    exported(upstream)
+    (tree / ".git/info/exclude").write_text("")  # as a tree of an older version of the tool
+    (tree / "dist/simple").mkdir(parents=True)
+    (tree / "dist/simple/index.html").write_text("x")
+    assert exported(upstream).written == ()
+
+
+def test_hints_name_the_local_folder_so_that_they_work_anywhere(
+    upstream: FakeUpstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = target(upstream, Path("my patches")).options
+    assert shlex.split(said)[2:4] == ["--local", str(tmp_path / "my patches")]
+    with pytest.raises(LocalSeriesError) as caught:
+        LocalSeries.load(Path("my patches"))
+    assert f"--local '{tmp_path / 'my patches'}'`" in caught.value.hint
 
 
 def test_patch_edited_by_hand_is_refused_and_brought_into_form(upstream: FakeUpstream) -> None:

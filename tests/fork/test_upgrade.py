@@ -276,6 +276,32 @@ def test_from_stock_and_back_to_it(two: Two, venv: Path) -> None:
     assert installed(venv) == {"sglang": OLD, "tinydep": "1.0"}
 
 
+def test_way_back_to_stock_is_taken_by_the_tool_when_torch_has_an_index(two: Two, venv: Path) -> None:
+    shutil.unpack_archive(next(two.mirror.glob(f"sglang-{OLD}-*")), site_packages(venv), "zip")
+    plan = two.plan(venv, device="cpu", torch_index="https://torch.example/cpu")
+    assert [" --torch-index " in command for command in plan.back.commands] == [True, False]
+    done = bw(plan.back.commands[-1], "--dry-run")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("origin", "wanted"),
+    [
+        ({"url": "file:///a/b", "dir_info": {"editable": True}}, "-e /a/b"),
+        ({"url": "file:///a/b", "dir_info": {}}, "/a/b"),
+        (
+            {"url": "https://h/r.git", "subdirectory": "python", "vcs_info": {"vcs": "git", "commit_id": "ab12"}},
+            "'git+https://h/r.git@ab12#subdirectory=python'",
+        ),
+    ],
+)
+def test_way_back_to_sources_is_to_install_them(two: Two, venv: Path, origin: dict[str, Any], wanted: str) -> None:
+    shutil.unpack_archive(next(two.mirror.glob(f"sglang-{OLD}-*")), site_packages(venv), "zip")
+    (site_packages(venv) / f"sglang-{OLD}.dist-info/direct_url.json").write_text(json.dumps(origin))
+    plan = two.plan(venv, device="cpu")
+    assert plan.back.commands == (f"python -m pip --python {venv}/bin/python install {wanted}",)
+
+
 def test_full_version_that_nothing_makes(two: Two, venv: Path) -> None:
     two.put(venv, OLD)
     for to, text in (("1.3.0+bw.9", "the series of 1.3.0 makes 1.3.0\\+bw.1"), ("9.9", "no patch series"), ("x", "x")):

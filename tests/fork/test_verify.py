@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -115,6 +117,29 @@ def test_edit_with_record_rewritten_to_match_is_found(tree: Path) -> None:
     rows = [f"sglang/engine.py,{digest},6" if "/engine.py" in r else r for r in rows]
     record.write_text("\n".join(rows) + "\n")
     assert inspect(tree=tree).problems == (Problem("edited", "sglang/engine.py"),)
+
+
+@pytest.mark.parametrize("newest", ["9.9.9", VERSION])
+def test_cure_puts_this_engine_back_and_no_other(
+    wheels: tuple[Path, Path], tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, newest: str
+) -> None:
+    """A newer base, a later series of the same base, or local patches: the plain command installs something else."""
+    series = FakeUpstream(tmp_path / "upstream", newest)
+    pins = inspect(tree=tree)
+    monkeypatch.setattr("sglang_bw.fork.cure.patches_root", lambda: series.root)
+    (tree / "sglang/engine.py").unlink()
+    python = str(tmp_path / "my env" / "bin/python")
+    found = dataclasses.replace(inspect(tree=tree), python=python)
+    error = found.error()
+    assert error
+    command = f"`sglang-bw install --python '{python}'"
+    assert error.hint.startswith(f"{command} --wheel FILE` puts")  # nothing here makes it
+    made = SimpleNamespace(pins=SimpleNamespace(full_version=pins.version))
+    monkeypatch.setattr("sglang_bw.fork.cure.Series.load", lambda root, base: made)
+    assert (error := found.error())
+    assert error.hint == f"{command} --base {VERSION}` puts the recorded files back"
+    assert (error := dataclasses.replace(found, version=f"{VERSION}+bw.1.local.0badcafe").error())
+    assert error.hint.startswith(f"{command} --base {VERSION} --local DIR` puts the recorded files back; DIR is")
 
 
 def test_removed_record_does_not_make_it_stock(tree: Path) -> None:
@@ -279,7 +304,7 @@ def test_command_line(state: str, code: int, tree: Path, wheels: tuple[Path, Pat
     people = _cli("--tree", tree)
     assert people.returncode == code
     assert people.stdout.startswith(state)
-    assert ("hint: `sglang-bw install`" in people.stderr) == (code in (21, 22))
+    assert ("hint: `sglang-bw install" in people.stderr) == (code in (21, 22))
     assert ("hint: check the path" in people.stderr) == (code == 20)
     programs = _cli("--tree", tree, "--json")
     assert programs.returncode == code

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shlex
 
 from sglang_bw.errors import DriftError, LintError, OutputError, ScratchError
 from sglang_bw.fork.patchtree.target import Target, TreeState, digests, some, topic_of
@@ -77,7 +78,8 @@ def open_state(scratch: Scratch, target: Target) -> TreeState:
     if state.below != digests(target.below()):
         raise DriftError(
             f"the series of {target.series.base} has changed under the local patches",
-            hint=f"export is not safe: save your commits (`git -C {scratch.tree} format-patch {state.start[:12]}`),"
+            hint="export is not safe: save your commits"
+            f" (`git -C {shlex.quote(str(scratch.tree))} format-patch {state.start[:12]}`),"
             f" remove {scratch.folder}, and begin again",
         )
     return state

@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from sglang_bw.fork.series import ORDER_FILE, Series, read_order, root_option
+from sglang_bw.fork.series import ORDER_FILE, Series, local_option, read_order, root_option
 
 NUMBER = re.compile(r"(\d{4})-(.+)\.patch")
 _SHOWN = 5
@@ -57,8 +57,7 @@ class Target:
     @property
     def options(self) -> str:
         """The options that name this target on a command line."""
-        local = f" --local {self.local}" if self.local else ""
-        return f" --base {self.series.base}{local}{root_option(self.series.folder.parent)}"
+        return f" --base {self.series.base}{local_option(self.local)}{root_option(self.series.folder.parent)}"
 
     def below(self) -> tuple[Path, ...]:
         """Return the patch files that come first and are not written."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from sglang_bw.errors import ScratchError
@@ -13,8 +14,8 @@ from sglang_bw.fork.patchtree.target import Export, Target, TreeState, digests, 
 from sglang_bw.fork.scratch import Scratch, opened, scratch_root
 from sglang_bw.fork.wheel import read_wheel
 
-# What tools leave in a work tree and nobody wants in a patch.
-_IGNORED = "__pycache__/\n*.pyc\n*.orig\n*.rej\n*~\n.*.swp\n"
+# What tools leave in a work tree and nobody wants in a patch; dist/ is what `build` makes when it runs there.
+_IGNORED = "/dist/\n/python/dist/\n__pycache__/\n*.pyc\n*.orig\n*.rej\n*~\n.*.swp\n"
 
 
 def open_tree(target: Target, topic: str, *, wheel: Path | None, progress: Progress) -> Path:
@@ -54,6 +55,7 @@ def export(target: Target, *, overwrite: bool = False, progress: Progress) -> Ex
     guards.require_writable(target)
     with opened(target.name) as scratch:
         state = guards.open_state(scratch, target)
+        _ignore(scratch)  # the tree may be from a version of the tool that ignored less
         if not overwrite:
             guards.require_undrifted(state, target)
         progress("committing")
@@ -100,8 +102,7 @@ def _lay_out(scratch: Scratch, target: Target, wheel: Path | None, progress: Pro
     progress("importing the release")
     scratch.remove()
     scratch.create()
-    (scratch.tree / ".git" / "info").mkdir(exist_ok=True)
-    (scratch.tree / ".git" / "info" / "exclude").write_text(_IGNORED, encoding="utf-8")
+    _ignore(scratch)
     for key, value in message.identity().items():
         scratch.repo.run("config", key, value)
     scratch.start(scratch.import_release(source))
@@ -114,14 +115,20 @@ def _lay_out(scratch: Scratch, target: Target, wheel: Path | None, progress: Pro
     return TreeState(start=start, head=head, below=digests(below), files=digests(files))
 
 
+def _ignore(scratch: Scratch) -> None:
+    (scratch.tree / ".git" / "info").mkdir(exist_ok=True)
+    (scratch.tree / ".git" / "info" / "exclude").write_text(_IGNORED, encoding="utf-8")
+
+
 def _commit_edits(scratch: Scratch, state: TreeState, target: Target) -> None:
     """Make the open topic's commit, and give it the trailers that its author has not written."""
     edits = scratch.changes()
     new = scratch.repo.run("rev-parse", "HEAD").text if _is_new(scratch, state) else ""
     if edits and (new or not state.topic):
+        git = f"git -C {shlex.quote(str(scratch.tree))}"
         raise ScratchError(
             f"{scratch.tree} has edits that are not committed: {some(edits)}",
-            hint=f"`git -C {scratch.tree} commit --amend --all` adds them to the last patch; for an older one commit"
+            hint=f"`{git} add --all && {git} commit --amend` adds them to the last patch; for an older one commit"
             " with --fixup and `git rebase -i --autosquash`; then export again",
         )
     draft = message.Draft(target.series.base, state.topic, local=target.local is not None)
