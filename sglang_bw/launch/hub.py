@@ -57,7 +57,7 @@ class Remote:
     """What the hub has of a model, and how much of that is not in the cache.
 
     :ivar commit: hash of the revision.
-    :ivar missing: file name to bytes.
+    :ivar missing: file name to bytes; none of those that are there, and which the library only has to link.
     :ivar total: bytes of all files that the engine needs.
     :ivar problem: why the hub could not be asked.
     """
@@ -150,7 +150,11 @@ def look(model: Wanted, environ: Mapping[str, str]) -> Remote:
     files = {file.rfilename: file.size or 0 for file in _needed(info.siblings or [])}
     hashes = {file.rfilename: (file.lfs.sha256 if file.lfs else file.blob_id) for file in info.siblings or []}
     commit = info.sha or ""
-    missing = {name: size for name, size in files.items() if not _has(model, commit, name, hashes[name])}
+    missing = {
+        name: 0 if _has_bytes(model, hashes[name]) else size
+        for name, size in files.items()
+        if not _is_linked(model, commit, name)
+    }
     return Remote(model, commit, missing, sum(files.values()))
 
 
@@ -189,12 +193,14 @@ def _needed(files: list[Any]) -> Iterator[Any]:
             yield file
 
 
-def _has(model: Wanted, commit: str, name: str, digest: str | None) -> bool:
+def _is_linked(model: Wanted, commit: str, name: str) -> bool:
     from huggingface_hub import try_to_load_from_cache
 
-    if isinstance(try_to_load_from_cache(model.name, name, cache_dir=model.cache, revision=commit), str):
-        return True
-    # The same bytes may be there for another commit: the library then links them.
+    return isinstance(try_to_load_from_cache(model.name, name, cache_dir=model.cache, revision=commit), str)
+
+
+def _has_bytes(model: Wanted, digest: str | None) -> bool:
+    """Tell whether the bytes are there, for another commit or from a fetch that was ended before it linked them."""
     return bool(digest) and (_folder(model) / "blobs" / str(digest)).is_file()
 
 

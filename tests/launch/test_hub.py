@@ -165,6 +165,18 @@ def test_an_interrupt_ends_the_download_and_keeps_what_has_come(
     assert (snapshot(tmp_path) / "vocabulary.txt").read_bytes() == big
 
 
+def test_a_fetch_that_was_ended_before_it_linked_a_file_goes_on(serve: Serve, served: Hub, tmp_path: Path) -> None:
+    """The bytes of a file come first, then its name in the snapshot."""
+    serve.start(*MODEL)
+    stop(serve)
+    (snapshot(tmp_path) / "tokenizer.json").unlink()
+    served.requests.clear()
+    serve.start(*MODEL)
+    stop(serve)
+    assert (snapshot(tmp_path) / "tokenizer.json").exists()
+    assert served.fetched() == []  # not a byte of it
+
+
 def test_the_cache_is_where_the_library_and_the_engine_look(tmp_path: Path) -> None:
     from huggingface_hub import constants
 
