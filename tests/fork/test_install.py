@@ -351,12 +351,12 @@ def test_rollback_from_nothing_known_is_refused_until_a_release_is_named(
 
 def test_engine_from_sources_is_told_with_the_way_back(engine: Engine, venv: Path, nothing_runs: None) -> None:
     site = unpack_stock(engine, venv, VERSION)
-    origin = {"url": "file:///work/my%20fork/python", "dir_info": {"editable": True}}
+    origin = {"url": "file:///src/my%20fork/python", "dir_info": {"editable": True}}
     (site / f"sglang-{VERSION}.dist-info/direct_url.json").write_text(json.dumps(origin))
-    told = "installed from sources: /work/my fork/python (editable)"
+    told = "installed from sources: /src/my fork/python (editable)"
     done = run_cli(engine, venv, "--rollback")
     assert (done.returncode, told in done.stdout) == (0, True), done.stderr
-    back = f"`python -m pip --python {venv}/bin/python install -e '/work/my fork/python'` brings it back"
+    back = f"`python -m pip --python {venv}/bin/python install -e '/src/my fork/python'` brings it back"
     engine.add_base("9.9.9")
     for plan in (
         plan_install(engine.root, engine.request(venv)),

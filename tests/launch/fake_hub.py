@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import http.server
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from urllib.parse import parse_qs, unquote, urlparse
 
 LARGE = (".safetensors", ".bin")
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass
@@ -42,6 +44,10 @@ class Hub:
     def fetched(self) -> list[str]:
         """File names that were asked for with GET."""
         return [line.rpartition("/")[2] for line in self.requests if line.startswith("GET") and "/resolve/" in line]
+
+    def commit(self, name: str, revision: str) -> str:
+        """What a revision is: a commit itself, and a branch what it is at now."""
+        return revision if _COMMIT.fullmatch(revision) else self.commits.get(name, COMMIT)
 
     def siblings(self, name: str) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []
@@ -84,7 +90,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.file(path.removeprefix("/"))
 
     def about(self, path: str) -> None:
-        name, tree, _ = path.partition("/revision/")[0].partition("/tree/")
+        path, _, revision = path.partition("/revision/")
+        name, tree, _ = path.partition("/tree/")
         if name not in self.hub.models:
             self.answer(b'{"error": "Repository not found"}', status=404, headers={"X-Error-Code": "RepoNotFound"})
             return
@@ -94,11 +101,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return
         if "blobs" not in parse_qs(urlparse(self.path).query):
             rows = [{"rfilename": row["rfilename"]} for row in rows]
-        self.answer(json.dumps({"id": name, "sha": self.hub.commits.get(name, COMMIT), "siblings": rows}).encode())
+        self.answer(json.dumps({"id": name, "sha": self.hub.commit(name, revision), "siblings": rows}).encode())
 
     def file(self, path: str) -> None:
         name, _, rest = path.partition("/resolve/")
-        data = self.hub.models.get(name, {}).get(rest.partition("/")[2])
+        revision, _, file = rest.partition("/")
+        data = self.hub.models.get(name, {}).get(file)
         if data is None:
             self.answer(b"", status=404, headers={"X-Error-Code": "EntryNotFound"})
             return
@@ -107,7 +115,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return
         is_large = path.endswith(LARGE)
         mark = hashlib.sha256(data).hexdigest() if is_large else etag(data)
-        headers = {"ETag": f'"{mark}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
+        headers = {"ETag": f'"{mark}"', "X-Repo-Commit": self.hub.commit(name, revision), "Accept-Ranges": "bytes"}
         if is_large:
             headers |= {"X-Linked-Etag": f'"{mark}"', "X-Linked-Size": str(len(data))}
         start = int((self.headers.get("Range") or "bytes=0-").removeprefix("bytes=").partition("-")[0])

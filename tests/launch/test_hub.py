@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -178,9 +180,10 @@ def test_a_fetch_that_was_ended_before_it_linked_a_file_goes_on(serve: Serve, se
 
 
 def test_the_cache_is_where_the_library_and_the_engine_look(tmp_path: Path) -> None:
-    from huggingface_hub import constants
-
-    assert Path(constants.HF_HUB_CACHE).expanduser() == hub._cache(os.environ).expanduser()
+    # In a process of its own: the library reads its environment once, and another test may have had it do so.
+    code = "from huggingface_hub import constants; print(constants.HF_HUB_CACHE)"
+    library = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    assert Path(library).expanduser() == hub._cache(os.environ).expanduser()
     assert hub._cache({"HF_HUB_CACHE": "/a"}) == Path("/a")
     assert hub._cache({"HF_HOME": "/b"}) == Path("/b/hub")
     assert hub._cache({"XDG_CACHE_HOME": "/c"}) == Path("/c/huggingface/hub")
