@@ -75,17 +75,21 @@ class Plan:
     def demands(self) -> tuple[Demand, ...]:
         """The traffic that was asked about, or the recipe's workloads."""
         question, pool = self.question, self.ledger
-        limit = pool.settings.context_length or math.inf
         if question.context or question.concurrency:
             context = question.context or pool.context
             asked_for = [("asked", context, question.concurrency or 1)]
         else:
             asked_for = [(load.name, load.context, load.concurrency) for load in question.recipe.workloads]
         return tuple(
-            Demand(name, context, wanted, min(wanted, pool.max_requests, held))
-            for name, context, wanted in asked_for
-            for held in [pool.kv_tokens // context if context <= limit else 0]
+            Demand(name, context, wanted, min(wanted, self._held(context))) for name, context, wanted in asked_for
         )
+
+    def _held(self, context: int) -> int:
+        """Return the requests of a context that run at once: none where the launch takes none so long."""
+        pool = self.ledger
+        if context > (pool.settings.context_length or math.inf):
+            return 0
+        return min(pool.max_requests, pool.kv_tokens // context)
 
     @property
     def refusals(self) -> tuple[str, ...]:
