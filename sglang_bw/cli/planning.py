@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from sglang_bw.fork.verify import State
 from sglang_bw.host import boards, fingerprint, nvml, probes
 from sglang_bw.host.boards import Board
 from sglang_bw.host.gpus import Gpus
-from sglang_bw.launch import code_source, remote_code, selection
+from sglang_bw.launch import code_source, remote_code, secret, selection
 from sglang_bw.launch import command as commands
 from sglang_bw.launch import engine as engines
 from sglang_bw.launch.command import Command
@@ -67,10 +68,29 @@ def question(wish: Wish) -> Question:
     engine = _engine(wish)
     extra, note = divided(wish.name, wish.extra, machine.count if wish.gpus else 1)
     notes = (*notes, note) if note else notes
-    command = commands.build(recipe, machine, {}, speculate=wish.speculate, extra=extra, version=engine.version)
+    # What is set in this shell says nothing of a launch elsewhere.
+    environ = os.environ if _is_here(machine) else {}
+    command = commands.build(recipe, machine, environ, speculate=wish.speculate, extra=extra, version=engine.version)
     command = remote_code.with_records(command)
-    made = of_command(recipe, command.flags, command.env, machine, board, engine, wish=wish, notes=notes)
+    env = judged(environ, command)
+    here = [name for name in sorted(env) if environ.get(name) == env[name]]
+    if here:
+        said = ", ".join(f"{name}={secret.shown_variable(name, env[name])}" for name in here)
+        notes = (*notes, f"set in this shell, and so for `serve`: {said}")
+    made = of_command(recipe, command.flags, env, machine, board, engine, wish=wish, notes=notes)
     return replace(made, warnings=_of_serve(command, wish.name))
+
+
+def judged(environ: Mapping[str, str], command: Command) -> dict[str, str]:
+    """Return the variables that a plan may judge by: the launch's own, and what rules name of those it inherits.
+
+    All others stay out: they would make an engine that was asked before another one.
+
+    :param environ: what the engine inherits, where the launch does not say otherwise.
+    """
+    from sglang_bw.plan.rules import check
+
+    return {**{name: environ[name] for name in check.variables() & environ.keys()}, **command.env}
 
 
 def _of_serve(command: Command, name: str) -> tuple[str, ...]:
@@ -155,11 +175,12 @@ def with_round(question: Question, given: Path | None) -> tuple[Question, Path |
 
 def key_here(question: Question) -> str | None:
     """Return the key of this host where the plan is for its GPUs."""
+    return fingerprint.take().key if _is_here(question.machine) else None
+
+
+def _is_here(machine: Hardware) -> bool:
     here = seen(nvml.read(nvml.load()))
-    planned_for = question.machine
-    if here is None or here[0].board != planned_for.board or here[0].count < planned_for.count:
-        return None
-    return fingerprint.take().key
+    return here is not None and here[0].board == machine.board and here[0].count >= machine.count
 
 
 def _origin(question: Question, key: str) -> Origin:

@@ -72,7 +72,7 @@ def check(launch: Launch, *, force: bool, said: set[str] | None = None) -> Plan 
     question = planning.of_command(
         launch.recipe,
         launch.command.flags,
-        _environment(launch),
+        planning.judged(launch.environ, launch.command),
         machine,
         board,
         launch.engine,
@@ -134,24 +134,13 @@ def _tell(made: Plan, line: str, said: set[str]) -> None:
         err.print(f"and {rest} more: `{line}`", style="yellow", markup=False)
 
 
-def _environment(launch: Launch) -> dict[str, str]:
-    """Return the variables that a plan may judge by: the launch's own, and what rules name of those it inherits.
-
-    All others stay out: they would make an engine that was asked before another one.
-    """
-    from sglang_bw.plan.rules import check as known
-
-    named = {name.removeprefix("env.") for rule in known.rules() for name in {**rule.when, **rule.unless}}
-    inherited = {name: value for name, value in launch.environ.items() if name in named}
-    return {**inherited, **launch.command.env}
-
-
 def _tell_environment(launch: Launch) -> None:
     """Say what rules have against the environment alone, of a launch that is not planned."""
     from sglang_bw.plan.rules import check as known
     from sglang_bw.plan.rules.facts import Facts
 
-    for finding in known.check(Facts({}, {}, _environment(launch), engine=launch.engine.version)):
+    environ = planning.judged(launch.environ, launch.command)
+    for finding in known.check(Facts({}, {}, environ, engine=launch.engine.version)):
         err.print(f"warning: {finding.rule}: {finding.reason}", style="yellow", markup=False)
 
 

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from sglang_bw.cli import planning
 from sglang_bw.cli.plan import plan as command
 from sglang_bw.errors import BwError
+from sglang_bw.host import nvml
 from sglang_bw.plan import seen
 from sglang_bw.plan.instead import allowed
 from sglang_bw.plan.memory import Alternative
@@ -21,6 +22,7 @@ from sglang_bw.plan.rules import facts
 from sglang_bw.plan.speculation import accept_curve, verdicts
 from sglang_bw.plan.speculation.cost import Ratio
 from sglang_bw.recipes import configs, lookup
+from tests.host.fake_host import Host
 
 KIMI_RECIPE = "kimi-k2.5-int4-eagle3"
 KIMI, DRAFT, PRO = "moonshotai/Kimi-K2.5", "lightseekorg/kimi-k2.5-eagle3-mla", "8xRTX PRO 6000"
@@ -443,3 +445,19 @@ def test_the_table_is_readable(width: int, monkeypatch: pytest.MonkeyPatch) -> N
     assert any("weights target" in line and "71." in line for line in lines)
     assert any("does speculation pay" in line for line in lines)
     assert "\x1b" not in shown
+
+
+def test_what_is_set_in_the_shell_counts_where_the_plan_is_for_the_gpus_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_ALGO", "Tree")
+    monkeypatch.setenv("NCCL_P2P_LEVEL", "NVL")  # the recipe's is SYS
+    monkeypatch.setenv("NCCL_TOPO_FILE", "nobody judges by it")
+    elsewhere = run(KIMI_RECIPE)  # no GPU is here
+    assert "NCCL_ALGO" not in elsewhere["env"]
+    assert elsewhere["env"]["NCCL_P2P_LEVEL"] == "SYS"
+
+    monkeypatch.setattr(nvml, "load", Host().nvml)
+    here = run(KIMI_RECIPE, code=51)
+    assert "nccl-tree-graphs" in [finding["rule"] for finding in here["findings"]]
+    assert here["env"]["NCCL_P2P_LEVEL"] == "NVL"
+    assert "NCCL_TOPO_FILE" not in here["env"]
+    assert "set in this shell, and so for `serve`: NCCL_ALGO=Tree, NCCL_P2P_LEVEL=NVL" in here["notes"]

@@ -72,6 +72,13 @@ class Finding:
         return dict(vars(self))
 
 
+@cache
+def variables() -> frozenset[str]:
+    """Return the environment variables that some rule names."""
+    names = {name for rule in rules() for name in {**rule.when, **rule.unless}}
+    return frozenset(name.removeprefix("env.") for name in names if name.startswith("env."))
+
+
 def check(facts: Facts) -> tuple[Finding, ...]:
     """Return every rule that speaks about a launch, errors first."""
     found = [_finding(rule, facts) for rule in rules() if rule.holds(facts)]
