@@ -203,11 +203,14 @@ def _machine(recipe: Recipe, wish: Wish) -> tuple[Hardware, Board, tuple[str, ..
         count = recipe.hardware.gpus[0] if recipe.hardware.gpus else 1
         note = f"for {count}x {board.name}, the recipe's machine; --gpus plans for another"
         return _hardware(board, count, wish.fabric), board, (note,)
-    if found := seen(nvml.read(nvml.load())):
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if found := seen(nvml.read(nvml.load()), visible):
         machine, board = found
-        return machine, board, (f"for {machine.count}x {board.name}, the GPUs of this machine",)
+        which = "the GPUs of this machine" if visible is None else f"CUDA_VISIBLE_DEVICES={visible} here"
+        return machine, board, (f"for {machine.count}x {board.name}, {which}",)
+    none = "there is none here" if visible is None else f"CUDA_VISIBLE_DEVICES={visible} shows none here"
     raise PlanInputError(
-        f"it is not known for which GPUs to plan {recipe.id}: there is none here, and no recipe names any",
+        f"it is not known for which GPUs to plan {recipe.id}: {none}, and no recipe names any",
         hint="Name them: --gpus 8x'RTX PRO 6000'.",
     )
 

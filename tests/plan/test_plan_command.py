@@ -461,3 +461,18 @@ def test_what_is_set_in_the_shell_counts_where_the_plan_is_for_the_gpus_here(mon
     assert here["env"]["NCCL_P2P_LEVEL"] == "NVL"
     assert "NCCL_TOPO_FILE" not in here["env"]
     assert "set in this shell, and so for `serve`: NCCL_ALGO=Tree, NCCL_P2P_LEVEL=NVL" in here["notes"]
+
+
+@pytest.mark.parametrize(
+    ("visible", "count"),
+    [("0,1,2", 3), ("5", 1), pytest.param("", None, id="none"), pytest.param("9", None, id="not here")],
+)
+def test_the_gpus_here_are_those_that_the_shell_shows(
+    visible: str, count: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nvml, "load", Host().nvml)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    if count is None:
+        assert f"CUDA_VISIBLE_DEVICES={visible} shows none here" in refused("tiny").message
+        return
+    assert run("tiny")["machine"]["gpus"] == count
