@@ -25,7 +25,7 @@ from sglang_bw.launch import engine as engines
 from sglang_bw.launch.command import Command
 from sglang_bw.launch.engine import Engine
 from sglang_bw.plan.question import PlannedEngine, Question
-from sglang_bw.plan.resolve import EngineFiles
+from sglang_bw.plan.resolve import EngineFiles, is_of_the_engine
 from sglang_bw.plan.speculation import probe as round_probes
 from sglang_bw.recipes import flags, releases
 from sglang_bw.recipes.flags import Flag, Flags
@@ -82,7 +82,7 @@ def question(wish: Wish) -> Question:
 
 
 def judged(environ: Mapping[str, str], command: Command) -> dict[str, str]:
-    """Return the variables that a plan may judge by: the launch's own, and what rules name of those it inherits.
+    """Return the variables that a plan may judge by: the launch's own, and what it inherits for rules and engine.
 
     All others stay out: they would make an engine that was asked before another one.
 
@@ -90,7 +90,12 @@ def judged(environ: Mapping[str, str], command: Command) -> dict[str, str]:
     """
     from sglang_bw.plan.rules import check
 
-    return {**{name: environ[name] for name in check.variables() & environ.keys()}, **command.env}
+    inherited = {
+        name: value
+        for name, value in environ.items()
+        if (name in check.variables() or is_of_the_engine(name)) and not secret.is_secret_variable(name)
+    }
+    return {**inherited, **command.env}
 
 
 def _of_serve(command: Command, name: str) -> tuple[str, ...]:

@@ -90,7 +90,8 @@ def resolve(
 
     :param argv: engine flags as tokens; ``--model-path`` and the draft's path may be hub ids.
     :param configs: hub id or path among ``argv`` -> folder with that model's ``config.json``.
-    :param env: the launch's environment variables; many of the engine's rules read some.
+    :param env: the launch's environment variables; many of the engine's rules read some. What this shell has
+        of those (:func:`is_of_the_engine`) counts only where it is among them: the machine may be another.
     :param only_cached: do not ask the engine; the answer is ``None`` when it has not been asked before.
     :param tell: is called with a line when the engine must be asked.
     :raises EngineTooOldError: the engine cannot be resolved as another machine.
@@ -118,6 +119,11 @@ def resolve(
             _keep(key, cached)
             return of_answer(cached, fresh=True)
     return of_answer(cached, fresh=False)
+
+
+def is_of_the_engine(name: str) -> bool:
+    """Tell whether a variable is one that the engine's rules may read; ours begin in the same way."""
+    return name.startswith(("SGLANG_", "NCCL_")) and not name.startswith("SGLANG_BW_")
 
 
 def _stage(source: Path, target: Path) -> Path:
@@ -192,7 +198,8 @@ def _answer(text: str, code: int, log: str, engine: EngineFiles) -> dict[str, An
 
 
 def _environment(engine: EngineFiles, env: Mapping[str, str]) -> dict[str, str]:
-    environ = clean_environ() | {**env, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
+    inherited = {name: value for name, value in clean_environ().items() if not is_of_the_engine(name)}
+    environ = inherited | {**env, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
     for name in _FOREIGN_ENV:
         environ.pop(name, None)
     if engine.tree:
@@ -209,7 +216,7 @@ def _renamed(answer: Any, names: Mapping[str, str]) -> Any:
 
 
 def _key(request: dict[str, Any], staged: Mapping[str, Path], engine: EngineFiles, env: Mapping[str, str]) -> str:
-    relevant = {name: value for name, value in {**os.environ, **env}.items() if name.startswith(("SGLANG_", "NCCL_"))}
+    relevant = {name: value for name, value in env.items() if is_of_the_engine(name)}
     files = {
         name: {file.name: file.read_text(encoding="utf-8") for file in sorted(path.iterdir())}
         for name, path in staged.items()

@@ -450,7 +450,8 @@ def test_the_table_is_readable(width: int, monkeypatch: pytest.MonkeyPatch) -> N
 def test_what_is_set_in_the_shell_counts_where_the_plan_is_for_the_gpus_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_ALGO", "Tree")
     monkeypatch.setenv("NCCL_P2P_LEVEL", "NVL")  # the recipe's is SYS
-    monkeypatch.setenv("NCCL_TOPO_FILE", "nobody judges by it")
+    monkeypatch.setenv("SGLANG_ANYTHING", "1")
+    monkeypatch.setenv("TORCH_ANYTHING", "nobody judges by it")
     elsewhere = run(KIMI_RECIPE)  # no GPU is here
     assert "NCCL_ALGO" not in elsewhere["env"]
     assert elsewhere["env"]["NCCL_P2P_LEVEL"] == "SYS"
@@ -459,8 +460,9 @@ def test_what_is_set_in_the_shell_counts_where_the_plan_is_for_the_gpus_here(mon
     here = run(KIMI_RECIPE, code=51)
     assert "nccl-tree-graphs" in [finding["rule"] for finding in here["findings"]]
     assert here["env"]["NCCL_P2P_LEVEL"] == "NVL"
-    assert "NCCL_TOPO_FILE" not in here["env"]
-    assert "set in this shell, and so for `serve`: NCCL_ALGO=Tree, NCCL_P2P_LEVEL=NVL" in here["notes"]
+    assert "TORCH_ANYTHING" not in here["env"]
+    note = "set in this shell, and so for `serve`: NCCL_ALGO=Tree, NCCL_P2P_LEVEL=NVL, SGLANG_ANYTHING=1"
+    assert note in here["notes"]
 
 
 @pytest.mark.parametrize(

@@ -135,6 +135,18 @@ def test_answers_are_cached_until_something_changes(fake_engine: FakeEngine, tmp
         assert len(count.read_text().splitlines()) == number
 
 
+def test_what_the_engine_reads_of_this_shell_counts_where_the_launch_has_it(
+    fake_engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = tmp_path / "said"
+    engine = fake_engine(f"echo \"$SGLANG_X $NCCL_ALGO $OTHER\" >> {said}; echo '{json.dumps(ANSWER)}'")
+    for name in ("SGLANG_X", "NCCL_ALGO", "OTHER"):
+        monkeypatch.setenv(name, name.lower())
+    for env in ({}, {"SGLANG_X": "launch"}):
+        resolver.resolve(["--model-path", "x"], find("B200"), 8, {}, engine, env=env)
+    assert said.read_text().splitlines() == ["  other", "launch  other"]
+
+
 def test_a_damaged_cache_is_asked_again(fake_engine: FakeEngine, tmp_path: Path) -> None:
     engine = fake_engine(f"echo '{json.dumps(ANSWER)}'")
     ask(engine, tmp_path)
