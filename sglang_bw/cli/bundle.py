@@ -58,6 +58,8 @@ def bundle(root: Path | None, output: Path, split: int | None, verified: Path | 
     On the host: `sh install.sh --into DIR --expect SHA256`.
     """
     if verified:
+        if dry_run or split or any(asked.values()):
+            raise click.UsageError("--verify checks a bundle that is there; what is for making one does not go with it")
         _verify(verified, expect, as_json=as_json)
         return
     if expect:
