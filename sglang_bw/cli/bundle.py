@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sglang_bw.cli import completion
 from sglang_bw.cli.console import err, out, print_json
 from sglang_bw.cli.engine import report_of
 from sglang_bw.cli.options import BASE, JSON, PATCHES
@@ -31,7 +32,7 @@ def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int 
 
 
 @click.command()
-@click.argument("recipes", nargs=-1, metavar="[RECIPE]...")
+@click.argument("recipes", nargs=-1, metavar="[RECIPE]...", shell_complete=completion.recipes)
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Which set of dependencies; needed to make one.")
 @click.option("--python", "python", metavar="X.Y", help="Python of the target, for example 3.12 (default: this one).")
 @click.option("--machine", type=click.Choice(["x86_64", "aarch64"]), help="Machine of the target (default: this one).")

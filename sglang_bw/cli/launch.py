@@ -17,7 +17,7 @@ from sglang_bw.cli.refusals import Launch
 from sglang_bw.cli.types import Place
 from sglang_bw.errors import UnsafeLaunchError
 from sglang_bw.launch import command as commands
-from sglang_bw.launch import instances, remote_code, safety, server, weights
+from sglang_bw.launch import instances, remote_code, safety, secret, server, weights
 from sglang_bw.launch import port as ports
 from sglang_bw.launch.command import PASTED_CONFIG, Command
 from sglang_bw.launch.engine import Engine
@@ -166,13 +166,19 @@ def _print_dry_run(prepared: Prepared, wish: Options) -> None:
             click.echo(node.pasteable())
     if command.has_secrets:
         click.echo(
-            f"note: {PASTED_CONFIG} is a file that you write, mode 0600, with the line `api-key: KEY`; "
+            f"note: {PASTED_CONFIG} is a file that you write, mode 0600, with {_lines(command)}; "
             "`serve` does that by itself",
             err=True,
         )
     if missing := engine.installation.error():
         click.echo(f"note: {missing.message}", err=True)
         click.echo(f"hint: {missing.hint}", err=True)
+
+
+def _lines(command: Command) -> str:
+    """Return the lines of the file that a pasted command reads its secrets from."""
+    said = [f"`{name}: {'KEY' if name.endswith('key') else 'VALUE'}`" for name in secret.of(command.flags)]
+    return f"the line{'s' if len(said) > 1 else ''} {' and '.join(said)}"
 
 
 def _with_commits(prepared: Prepared, wish: Options) -> Prepared:

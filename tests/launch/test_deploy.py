@@ -416,6 +416,15 @@ def test_no_key_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
         assert "k3y" not in "".join(emit(form, *TINY, "--api-key-file", str(key)).values())
 
 
+def test_secret_variables_of_a_recipe_are_named_and_not_written(tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("id: mine\ntarget: {bundled: tiny_pair/target}\nenv: {HF_TOKEN: hf-0123, MY_PASSWORD: p4ss}\n")
+    for form in ("compose", "kubernetes"):
+        [text] = emit(form, str(recipe), "--device", "cpu", "--no-check").values()
+        assert "# Secret, and so not in here; add it to the environment: HF_TOKEN, MY_PASSWORD.\n" in text
+        assert not {"hf-0123", "p4ss"} & set(re.findall(r"[\w-]+", text))
+
+
 def test_what_the_user_typed_stays_a_comment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["sglang-bw", "serve", "tiny\nevil: true"])
     emit.cache_clear()

@@ -34,7 +34,10 @@ def files(made: Deployment) -> list[File]:
         "services": {made.name: _service(made)},
         "volumes": {"cache": {}},
     }
-    lines: tuple[str, ...] = ("Start: docker compose up --wait; log: docker compose logs -f.",)
+    lines: tuple[str, ...] = (
+        *made.withheld,
+        "Start: docker compose up --wait; log: docker compose logs -f.",
+    )
     if made.with_key:
         document["secrets"] = {"engine": {"file": f"./{secret.CONFIG}"}}
         lines = (

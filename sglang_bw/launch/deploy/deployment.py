@@ -138,6 +138,12 @@ class Deployment:
         # Compiled kernels go below HOME: they survive a restart there.
         return {"HOME": CACHE, "HF_HOME": f"{CACHE}/huggingface", "PYTHONUNBUFFERED": "1", **public}
 
+    @property
+    def withheld(self) -> tuple[str, ...]:
+        """Lines that name the secret variables of the launch, which no file of a container holds."""
+        names = [name for name in self.command.env if secret.is_secret_variable(name)]
+        return (f"Secret, and so not in here; add it to the environment: {', '.join(names)}.",) if names else ()
+
     def header(self, *lines: str) -> str:
         """Return the comment at the head of a file."""
         made = (

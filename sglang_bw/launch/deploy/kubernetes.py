@@ -36,7 +36,7 @@ def files(made: Deployment) -> list[File]:
     check(made)
     several = made.nodes > 1
     objects = [_claim(made), _leader_worker_set(made) if several else _deployment(made), _service(made)]
-    lines = []
+    lines = [*made.withheld]
     if made.with_key:
         lines += [
             f"The key: a file {secret.CONFIG} with the line `api-key: KEY`, then",
