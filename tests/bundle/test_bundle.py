@@ -72,6 +72,17 @@ def test_same_bytes_on_every_day_and_nothing_is_fetched_twice(
     assert not stage.exists()
 
 
+@pytest.mark.environments
+def test_the_tree_is_that_of_the_engine_in_it(release: Release, tmp_path: Path) -> None:
+    """A wheel that is named may be of an older series, or of local patches."""
+    planned = release.plan()
+    pins = dataclasses.replace(planned.series.pins, tree="0" * 40)
+    other = dataclasses.replace(planned, series=dataclasses.replace(planned.series, pins=pins))
+    with release.alone():
+        made = make.make(other, choose(other, Quiet()), tmp_path / "out", None, Quiet())
+    assert made.manifest.tree == planned.series.pins.tree
+
+
 def test_wheels_are_the_locked_ones(release: Release, in_parts: Bundle) -> None:
     manifest = in_parts.manifest
     by_name = {wheel.name: wheel for wheel in manifest.wheels}

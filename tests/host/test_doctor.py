@@ -20,6 +20,7 @@ from sglang_bw.fork.verify import inspect_environment
 from sglang_bw.host import doctor, link_load, nvml
 from sglang_bw.host.doctor import Diagnosis
 from sglang_bw.host.finding import Finding, Verdict, numbers
+from sglang_bw.host.gpus import parts
 from sglang_bw.host.link_load import UnderLoad
 from tests.host import fake_binary
 from tests.host.fake_host import GIB, MIB, REDIRECTS, Board, Host, all_boards, process, put
@@ -348,6 +349,12 @@ def test_a_wrong_choice_is_refused(wanted: str) -> None:
         nvml.read(Host().nvml()).only(wanted)
     assert error.value.hint
     assert error.value.exit_code == 62
+
+
+@pytest.mark.parametrize("wanted", ["0,0", "1-3,2", "0,00", "GPU-ab,gpu-AB"])
+def test_a_gpu_named_twice_is_refused_where_none_is_here(wanted: str) -> None:
+    with pytest.raises(GpuSelectionError, match="is named twice"):
+        parts(wanted)
 
 
 def test_numbers_are_joined_to_ranges() -> None:
