@@ -213,8 +213,11 @@ def _write(files: list[File], folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for file in files:
             scratch = folder / f".{file.name}.{os.getpid()}"
-            scratch.write_text(file.text, encoding="utf-8")
-            scratch.replace(folder / file.name)
+            try:
+                scratch.write_text(file.text, encoding="utf-8")
+                scratch.replace(folder / file.name)
+            finally:
+                scratch.unlink(missing_ok=True)
             err.print(str(folder / file.name), markup=False)
     except OSError as error:
         raise OutputError(f"cannot write into {folder}: {error.strerror}", hint="-o DIR names another.") from error

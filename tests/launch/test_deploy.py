@@ -435,6 +435,10 @@ def test_files_are_written(tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, ["serve", *TINY, "--emit", "compose", "-o", str(tmp_path / "new")])
     assert done.exit_code == 0
     assert yaml.safe_load((tmp_path / "new" / "compose.yaml").read_text())["name"] == "tiny"
+    (tmp_path / "taken" / "compose.yaml").mkdir(parents=True)
+    done = CliRunner().invoke(cli, ["serve", *TINY, "--emit", "compose", "-o", str(tmp_path / "taken")])
+    assert getattr(done.exception, "exit_code", 0) == 17
+    assert [path.name for path in (tmp_path / "taken").iterdir()] == ["compose.yaml"]
     (tmp_path / "file").write_text("")
     done = CliRunner().invoke(cli, ["serve", *TINY, "--emit", "compose", "-o", str(tmp_path / "file")])
     assert getattr(done.exception, "exit_code", 0) == 17
