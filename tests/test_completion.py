@@ -27,6 +27,7 @@ def complete(*words: str) -> list[str]:
     [
         pytest.param(("re",), {"rebase", "recipes"}, id="commands"),
         pytest.param(("serve", "kimi"), {"kimi-k2.5-int4-eagle3", "kimi-k2.5-nvfp4-eagle3"}, id="recipes"),
+        pytest.param(("bundle", "--device", "cpu", "ti"), {"tiny"}, id="recipes of a bundle"),
         pytest.param(("serve", "./my"), {"<file>"}, id="files-where-no-recipe-fits"),
         pytest.param(("serve", "tiny", "--no-"), {"--no-spec", "--no-warmup"}, id="options"),
         pytest.param(("serve", "tiny", "--device", ""), {"auto", "cpu", "cuda"}, id="choices"),

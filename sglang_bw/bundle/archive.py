@@ -19,6 +19,8 @@ CHUNK = 1 << 20
 # Below this a part would hold little more than the archive's own headers.
 SMALLEST_PART = 1 << 16
 
+# More digits than any disk has bytes are no size.
+_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*([KMG]?I?)B?", re.ASCII)
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30}
 
 
@@ -27,7 +29,7 @@ def parse_size(text: str) -> int:
 
     :raises ValueError: nothing of the kind, or too small for a part.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?I?)B?", text.strip().upper())
+    found = _SIZE.fullmatch(text.strip().upper())
     if not found or found[2] not in _UNITS:
         raise ValueError(f"{text!r} is no size such as 60M or 1GiB")
     size = int(float(found[1]) * _UNITS[found[2]])

@@ -145,17 +145,26 @@ PYTHON
 }
 
 check_target() {
+    # tar and the start lines of scripts read these in a name as something else.
+    case $into in
+        *[\"\$\`\\]* | *"$newline"*)
+            die 18 "$into has a quote, dollar, backquote, backslash or line end in its name" "choose another folder with --into"
+            ;;
+    esac
     mark=$into/.sglang-bw-bundle
     if [ -f "$mark" ]; then
+        state='' old=''
         read -r state old <"$mark" || true
-        [ "$old" = "$digest" ] || die 18 "$into is of another bundle ($old)" "choose another folder with --into"
+        # A run that was killed while it wrote the mark left an empty one.
+        [ "${old:-$digest}" = "$digest" ] || die 18 "$into is of another bundle ($old)" "choose another folder with --into"
         [ "$state" != complete ] || finish_complete
         say "going on where an earlier run stopped"
     elif [ -e "$into" ] && [ -n "$(ls -A "$into" 2>/dev/null || echo file)" ]; then
         die 18 "$into is there already and was not begun by this bundle" "choose a new or empty folder with --into"
     fi
     above=$into
-    while [ ! -d "$above" ]; do above=$(dirname "$above"); done
+    while [ ! -e "$above" ]; do above=$(dirname "$above"); done
+    [ -d "$above" ] || die 17 "$above is no folder" "choose another folder with --into"
     [ -w "$above" ] || die 17 "$above cannot be written to" "choose another folder with --into"
     needed=$(fact installed_kib)
     [ -d "$here/wheels" ] || needed=$((needed + $(awk '{ sum += $2 } END { printf "%d", sum / 1024 }' "$here/PARTS")))
@@ -178,6 +187,7 @@ hold() {
 }
 
 finish_complete() {
+    rm -rf "$into/.bundle" "$into/.bundle-pip.log" # a run that was killed at its very end left them
     "$into/bin/sglang-bw" verify || die $? "the engine in $into is not as it was installed" "remove $into and install again"
     say "nothing to do: this bundle is installed in $into"
     exit 0
@@ -305,6 +315,8 @@ done
 for program in tar sha256sum awk; do
     command -v "$program" >/dev/null 2>&1 || die 18 "$program is not on PATH"
 done
+newline='
+'
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 trap 'exit 130' INT
@@ -332,7 +344,7 @@ if [ -n "$dry" ]; then
     exit 0
 fi
 mkdir -p "$into"
-[ -f "$mark" ] || echo "begun $digest" >"$mark"
+[ -s "$mark" ] || echo "begun $digest" >"$mark"
 hold
 unpack
 check_files

@@ -153,7 +153,7 @@ def _manifest(plan: Plan, engine: PatchedWheel, chosen: Iterable[Chosen], files:
         tool=sglang_bw.__version__,
         engine=engine.version,
         base=engine.base,
-        tree=plan.series.pins.tree,
+        tree=engine.tree,
         device=plan.device,
         python=plan.python,
         machine=plan.machine,

@@ -29,7 +29,7 @@ def gather(recipes: tuple[str, ...], models: tuple[Path, ...]) -> Extras:
 
     :raises UnknownRecipeError: no such recipe.
     :raises RecipeError: it breaks the schema.
-    :raises BundleError: a model folder is not there, or has the name of another one.
+    :raises BundleError: a model folder or a file behind a link in it is not there, or it has the name of another one.
     :raises BundleUnsafeError: a file of a model has a name that cannot travel.
     """
     folders: dict[str, Path] = {}
@@ -51,7 +51,10 @@ def _files(name: str, folder: Path) -> list[Member]:
     if not (folder / "config.json").is_file():
         raise BundleError(f"{folder} is no model folder: it has no config.json")
     # A hub cache keeps links to its blobs: the files behind them travel.
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() or path.is_symlink())
+    if lost := [path for path in paths if not path.exists()]:
+        raise BundleError(f"{lost[0]} is a link to a file that is not there", hint="fetch or copy the model again")
+    paths = [path for path in paths if path.is_file()]
     return [Member(check_name(name, f"models/{name}/{p.relative_to(folder).as_posix()}"), p) for p in paths]
 
 

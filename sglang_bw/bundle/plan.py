@@ -97,11 +97,15 @@ def plan_bundle(root: Path, request: Request) -> Plan:
     :raises BwError: the wheel, the base, a recipe is not usable, or there is no lock.
     """
     wheel = PatchedWheel.open(request.wheel) if request.wheel else None
+    if wheel and request.base not in (None, wheel.base):
+        raise BundleError(
+            f"{wheel.path.name} is of SGLang {wheel.base}, --base says {request.base}", hint="leave --base out"
+        )
     series = Series.load(root, request.base or (wheel.base if wheel else newest_base(root)))
     python, machine = request.python or upstream.this_python(), request.machine or upstream.this_machine()
     lock = Lock.load(root, series.base, request.device, python, machine)
     tool = tool_packages(lock)
-    left_out = frozenset(_left_out(request.without, (*lock.packages, *tool)))
+    left_out = frozenset(_left_out(request.without, (*lock.packages, *tool), request.device))
     locked = {package.name: package for package in (*tool, *lock.packages)}
     if wheel is None:
         wheel = find_wheel_for(request.dist, python, machine, series.base, version=series.pins.full_version)
@@ -139,7 +143,7 @@ def tool_packages(lock: Lock) -> tuple[Locked, ...]:
     return tuple(package for package in locks.parse(TOOL_LOCK) if package.name not in engine)
 
 
-def _left_out(patterns: tuple[str, ...], packages: tuple[Locked, ...]) -> Iterator[str]:
+def _left_out(patterns: tuple[str, ...], packages: tuple[Locked, ...], device: str) -> Iterator[str]:
     names = {package.name for package in packages}
     needed = {package.name for package in locks.parse(TOOL_LOCK)} | _NEEDED
     for pattern in patterns:
@@ -147,7 +151,7 @@ def _left_out(patterns: tuple[str, ...], packages: tuple[Locked, ...]) -> Iterat
         if not found:
             raise BundleError(
                 f"--without {pattern}: no locked package of that name",
-                hint="`sglang-bw bundle --dry-run --json` lists what would be in the bundle",
+                hint=f"`sglang-bw bundle --device {device} --dry-run --json` lists what would be in the bundle",
             )
         if kept := sorted(found & needed):
             raise BundleError(f"--without {pattern}: the tool itself needs {', '.join(kept)}")

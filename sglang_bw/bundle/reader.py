@@ -13,7 +13,18 @@ from typing import IO, BinaryIO
 from pydantic import ValidationError
 
 from sglang_bw.bundle.archive import CHUNK
-from sglang_bw.bundle.manifest import MANIFEST, PARTS, SUMS, WHEELS, Manifest, Part, digest_of, read_parts, read_sums
+from sglang_bw.bundle.manifest import (
+    HEAD,
+    MANIFEST,
+    PARTS,
+    SUMS,
+    WHEELS,
+    Manifest,
+    Part,
+    digest_of,
+    read_parts,
+    read_sums,
+)
 from sglang_bw.bundle.members import check_member, check_name, check_wheel
 from sglang_bw.errors import BundleDamagedError, BundleDigestError
 from sglang_bw.fork.installers import Report
@@ -52,20 +63,23 @@ def verify(path: Path, report: Report, expect: str | None = None) -> Verified:
 
     :param path: the folder with the parts, an unpacked bundle, its archive, or one part beside its ``PARTS``.
     :param expect: the digest that the bundle must have.
-    :raises BundleDigestError: it has another one.
+    :raises BundleDigestError: it has another one, or is one part, which has none.
     :raises BundleUnsafeError: a member leads out of the folder, is a link or a device.
     :raises BundleDamagedError: something is missing, too much or not what its checksum says; lists everything.
     """
     try:
         if path.is_file() and (parts := _parts_beside(path)):
-            return _verify_part(path, parts)
+            return _verify_part(path, parts, expect)
         if (path / PARTS).is_file():
             parts = read_parts(_text(path / PARTS))
             report.step(f"checking {len(parts)} parts")
             _refuse(_wrong_parts(path, parts, report))
             report.step("checking the files in them")
             with _Chain(path / part.file for part in parts) as stream:
-                return _verified(_read_archive(path.name, stream, report), expect)
+                found = _read_archive(path.name, stream, report)
+            verified = _verified(found, expect)
+            _refuse(_wrong_beside(path, found))
+            return verified
         if path.is_dir():
             report.step("checking the unpacked files")
             return _verified_folder(path, expect, report)
@@ -82,7 +96,12 @@ def _parts_beside(path: Path) -> tuple[Part, ...]:
     return parts if len(parts) > 1 and any(part.file == path.name for part in parts) else ()
 
 
-def _verify_part(path: Path, parts: tuple[Part, ...]) -> Verified:
+def _verify_part(path: Path, parts: tuple[Part, ...], expect: str | None) -> Verified:
+    if expect:
+        raise BundleDigestError(
+            f"{path.name} is one part: the digest is of the whole bundle, and no part has it",
+            hint="check the part without --expect, or the folder of all parts with it",
+        )
     part = next(part for part in parts if part.file == path.name)
     _refuse(_wrong_part(path.parent, part))
     return Verified(1, part.size, part=part.file)
@@ -92,6 +111,18 @@ def _wrong_parts(folder: Path, parts: tuple[Part, ...], report: Report) -> Itera
     for part in parts:
         report.detail(part.file)
         yield from _wrong_part(folder, part)
+
+
+def _wrong_beside(folder: Path, found: dict[str, _Found]) -> Iterator[str]:
+    """Yield which of the small files beside the parts, the installer first, are not those of the archive."""
+    for name in (name for name in HEAD if name in found):
+        path = folder / name
+        if not path.is_file():
+            yield f"{name} is missing beside the parts"
+            continue
+        with path.open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != found[name].sha256:
+                yield f"{name} beside the parts is not the one that is in them"
 
 
 def _wrong_part(folder: Path, part: Part) -> Iterator[str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sglang_bw.cli import completion
 from sglang_bw.cli.console import err, out, print_json
 from sglang_bw.cli.engine import report_of
 from sglang_bw.cli.options import BASE, JSON, PATCHES
@@ -31,7 +32,7 @@ def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int 
 
 
 @click.command()
-@click.argument("recipes", nargs=-1, metavar="[RECIPE]...")
+@click.argument("recipes", nargs=-1, metavar="[RECIPE]...", shell_complete=completion.recipes)
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Which set of dependencies; needed to make one.")
 @click.option("--python", "python", metavar="X.Y", help="Python of the target, for example 3.12 (default: this one).")
 @click.option("--machine", type=click.Choice(["x86_64", "aarch64"]), help="Machine of the target (default: this one).")
@@ -58,6 +59,8 @@ def bundle(root: Path | None, output: Path, split: int | None, verified: Path | 
     On the host: `sh install.sh --into DIR --expect SHA256`.
     """
     if verified:
+        if dry_run or split or any(asked.values()):
+            raise click.UsageError("--verify checks a bundle that is there; what is for making one does not go with it")
         _verify(verified, expect, as_json=as_json)
         return
     if expect:

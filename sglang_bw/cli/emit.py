@@ -7,6 +7,7 @@ import math
 import os
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ from sglang_bw.host.gpus import GIB
 from sglang_bw.launch import remote_code, safety, weights
 from sglang_bw.launch.command import Command
 from sglang_bw.launch.deploy import compose, kubernetes, needs, systemd
-from sglang_bw.launch.deploy.deployment import Deployment, File
+from sglang_bw.launch.deploy.deployment import Deployment, File, anchored
 from sglang_bw.launch.nodes import UNKNOWN_HEAD
 from sglang_bw.recipes import flags, lookup
 
@@ -89,7 +90,7 @@ def _deployment(prepared: Prepared, options: Options, planned: Plan | None) -> D
     return Deployment(
         recipe=prepared.recipe.id,
         version=version,
-        command=prepared.command,
+        command=replace(prepared.command, flags=anchored(prepared.command.flags)),
         image=options.image or f"sglang-bw:{version.replace('+', '-')}",
         nodes=prepared.nodes,
         gpus=gpus,
@@ -160,7 +161,7 @@ def _service(prepared: Prepared, options: Options) -> systemd.Service:
 
 
 def _node(prepared: Prepared, options: Options, rank: int | None) -> list[str]:
-    engine_flags = [*options.engine_flags, *flags.tokens(prepared.pins)]
+    engine_flags = flags.tokens((*anchored(flags.parse(options.engine_flags)), *prepared.pins))
     tail = ["--", *engine_flags] if engine_flags else []
     if prepared.nodes == 1 or rank is None:
         return tail
@@ -181,6 +182,7 @@ def _arguments(prepared: Prepared, options: Options, *, with_key: bool) -> list[
         ("--startup-timeout", f"{options.startup_timeout:g}"),
         ("--python", _absolute(str(options.python)) if options.python else None),
         ("--engine-tree", str(options.engine_tree.absolute()) if options.engine_tree else None),
+        ("--log", str(options.log.absolute()) if options.log else None),
         ("--api-key-file", systemd.CREDENTIAL_PATH if with_key else None),
     ]
     switches = [
@@ -211,8 +213,11 @@ def _write(files: list[File], folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for file in files:
             scratch = folder / f".{file.name}.{os.getpid()}"
-            scratch.write_text(file.text, encoding="utf-8")
-            scratch.replace(folder / file.name)
+            try:
+                scratch.write_text(file.text, encoding="utf-8")
+                scratch.replace(folder / file.name)
+            finally:
+                scratch.unlink(missing_ok=True)
             err.print(str(folder / file.name), markup=False)
     except OSError as error:
         raise OutputError(f"cannot write into {folder}: {error.strerror}", hint="-o DIR names another.") from error

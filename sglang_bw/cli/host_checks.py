@@ -18,9 +18,12 @@ from sglang_bw.launch import hub, preflight, weights
 from sglang_bw.launch.command import Command
 from sglang_bw.launch.engine import Engine
 from sglang_bw.launch.hub import Remote, Wanted
+from sglang_bw.launch.notify import going_on
 from sglang_bw.recipes.hardware import Device
 
 _REPORT_EVERY_S = 10.0
+# A fetch under systemd from which no byte has come for so long is ended, and goes on with the next start.
+_STANDSTILL_S = 300.0
 
 
 def gpus(device: Device, wanted: str | None, *, look: bool) -> Gpus | None:
@@ -105,13 +108,27 @@ def _fetch(remote: Remote, environ: Mapping[str, str]) -> None:
         markup=False,
     )
     with _shown(label, remote.missing_bytes) as tell:
-        hub.fetch(remote, environ, tell)
+        hub.fetch(remote, environ, _supervised(label, tell))
     folder = hub.cached(model, remote.commit)
     if folder is None:
         raise ModelFilesError(
             f"the {label} has no config.json", hint="is it a model, and not a LoRA adapter or a GGUF file?"
         )
     weights.check(folder, model.role, tokenizer=folder if model.role == "target" else None)
+
+
+def _supervised(label: str, tell: Callable[[int], None]) -> Callable[[int], None]:
+    """Tell the supervisor of bytes as they come: a unit's time is for the load, and a fetch may take hours."""
+    most = -1
+
+    def told(done: int) -> None:
+        nonlocal most
+        if done > most:
+            most = done
+            going_on(_STANDSTILL_S, f"fetching the {label}")
+        tell(done)
+
+    return told
 
 
 @contextmanager

@@ -14,9 +14,10 @@ from sglang_bw.cli.foreground import Checked
 from sglang_bw.cli.options import ALLOW_STOCK, DEVICE, ENGINE_PYTHON, ENGINE_TREE, STARTUP_TIMEOUT
 from sglang_bw.cli.preparation import Options, Prepared, consent, prepare
 from sglang_bw.cli.refusals import Launch
+from sglang_bw.cli.types import Place
 from sglang_bw.errors import UnsafeLaunchError
 from sglang_bw.launch import command as commands
-from sglang_bw.launch import instances, remote_code, safety, server, weights
+from sglang_bw.launch import instances, remote_code, safety, secret, server, weights
 from sglang_bw.launch import port as ports
 from sglang_bw.launch.command import PASTED_CONFIG, Command
 from sglang_bw.launch.engine import Engine
@@ -62,7 +63,7 @@ def _not_empty(_ctx: click.Context, _param: click.Parameter, value: str | None) 
 )
 @click.option(
     "--api-key-file",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=Place(dir_okay=False, path_type=Path),
     help="The key that requests need; else SGLANG_BW_API_KEY. It never stands on a command line.",
 )
 @click.option("--open", "is_open", is_flag=True, help="Listen to the network without a key.")
@@ -75,17 +76,15 @@ def _not_empty(_ctx: click.Context, _param: click.Parameter, value: str | None) 
 @click.option("--force", "--yes", "force", is_flag=True, help="Go on where the plan, or a check of this host, refuses.")
 @click.option("--dry-run", is_flag=True, help="Print the `sglang serve` line and its environment, start nothing.")
 @ALLOW_STOCK
-@click.option("--log", type=click.Path(dir_okay=False, path_type=Path), help="Where the engine's log goes.")
+@click.option("--log", type=Place(dir_okay=False, path_type=Path), help="Where the engine's log goes.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line: ready, warm-up, exit.")
 @click.option("--no-warmup", is_flag=True, help="Skip the requests that measure accept length and tok/s.")
 @click.option("--strict", is_flag=True, help="Stop with exit code 35 when the warm-up's output is broken.")
 @click.option("--detach", is_flag=True, help="Leave the server running by itself; `status`, `logs` and `stop` find it.")
 @click.option("--no-wait", is_flag=True, help="With --detach: do not wait until it serves.")
 @click.option("--emit", type=click.Choice(emit.FORMS), help="Write a deployment file of it, start nothing.")
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="With --emit: where to; else printed."
-)
-@click.option("--image", help="With --emit: the container image.")
+@click.option("-o", "--output", type=Place(path_type=Path), metavar="DIR", help="With --emit: where to; else printed.")
+@click.option("--image", callback=_not_empty, help="With --emit: the container image.")
 @click.option("--no-check", is_flag=True, help="With --emit: leave out the plan's checks.")
 @STARTUP_TIMEOUT
 @ENGINE_PYTHON
@@ -167,13 +166,19 @@ def _print_dry_run(prepared: Prepared, wish: Options) -> None:
             click.echo(node.pasteable())
     if command.has_secrets:
         click.echo(
-            f"note: {PASTED_CONFIG} is a file that you write, mode 0600, with the line `api-key: KEY`; "
+            f"note: {PASTED_CONFIG} is a file that you write, mode 0600, with {_lines(command)}; "
             "`serve` does that by itself",
             err=True,
         )
     if missing := engine.installation.error():
         click.echo(f"note: {missing.message}", err=True)
         click.echo(f"hint: {missing.hint}", err=True)
+
+
+def _lines(command: Command) -> str:
+    """Return the lines of the file that a pasted command reads its secrets from."""
+    said = [f"`{name}: {'KEY' if name.endswith('key') else 'VALUE'}`" for name in secret.of(command.flags)]
+    return f"the line{'s' if len(said) > 1 else ''} {' and '.join(said)}"
 
 
 def _with_commits(prepared: Prepared, wish: Options) -> Prepared:

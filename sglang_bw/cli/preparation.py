@@ -98,6 +98,8 @@ class Options:
         for name, given in (("--output", self.output), ("--image", self.image), ("--no-check", self.no_check)):
             if given and not self.emit:
                 raise click.UsageError(f"{name} goes with --emit.")
+        if self.log and self.emit in ("compose", "kubernetes"):
+            raise click.UsageError("--log: a container's log is its output, which Docker or Kubernetes keeps.")
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,9 @@ def check_recipes(files: tuple[str, ...], as_json: bool) -> None:
 
 def _checked(file: str) -> tuple[Recipe, tuple[str, ...]]:
     """Return a recipe that starts, and warnings about it."""
-    recipe = lookup.find(file) if file in lookup.catalogue() else lookup.read(Path(file))
+    # A file of any name is checked; what is none is more often a mistyped id.
+    is_file = file not in lookup.catalogue() and file and Path(file).exists()
+    recipe = lookup.read(Path(file)) if is_file else lookup.find(file)
     found = review(recipe)
     if found.errors:
         lines = [f"the recipe {file} does not start:", *(f"  {line}" for line in found.errors)]

@@ -29,6 +29,16 @@ class Real(click.FloatRange):
 LIMIT = Real(min=0, min_open=True)
 
 
+class Place(click.Path):
+    """A path; an empty one, which would be the working directory, is none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path."""
+        if value == "":
+            self.fail("it is empty.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 class Share(click.ParamType[float]):
     """``3%`` or ``0.03``."""
 

@@ -25,14 +25,15 @@ from sglang_bw.fork.wheel import parse_wheel
 class PatchedWheel:
     """A patched engine's wheel file.
 
-    ``digest`` is its content digest, as in its own RECORD; ``patches`` are those of the series, ``local`` the
-    builder's own, with the tree that they lie on.
+    ``digest`` is its content digest, as in its own RECORD; ``tree`` the patched ``python/`` in git; ``patches`` are
+    those of the series, ``local`` the builder's own, with the tree that they lie on.
     """
 
     path: Path
     version: str
     base: str
     digest: str
+    tree: str
     patches: tuple[PatchRecord, ...] = ()
     local: LocalRecord | None = None
 
@@ -58,7 +59,7 @@ class PatchedWheel:
                 f"{path.name} is not a patched engine: it has no {RECORD_PATH}",
                 hint="`sglang-bw build --wheel FILE` patches upstream's wheel",
             ) from None
-        return cls(path, version, record.base, content_digest(rows), record.patches, record.local)
+        return cls(path, version, record.base, content_digest(rows), record.tree, record.patches, record.local)
 
     def fits(self, environment: Environment) -> bool:
         """Whether the environment's Python and machine can load it."""

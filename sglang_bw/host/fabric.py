@@ -97,9 +97,9 @@ def findings(system: System, between: Fabric) -> Iterator[Finding]:
 
 def _topology(system: System, between: Fabric) -> Iterator[Finding]:
     counts = Counter(pair.path for pair in between.pairs)
-    said = [f"{count} pairs {path or '?'}{_word(path)}" for path, count in counts.most_common()]
+    said = [f"{_counted(count, 'pair')} {path or '?'}{_word(path)}" for path, count in counts.most_common()]
     nodes = Counter(device.node for device in between.devices.values() if device.node is not None)
-    numa = ", ".join(f"{count} GPUs on NUMA node {node}" for node, count in sorted(nodes.items()))
+    numa = ", ".join(f"{_counted(count, 'GPU')} on NUMA node {node}" for node, count in sorted(nodes.items()))
     yield _TOPOLOGY.ok("topology", "; ".join(said) + (f". {numa}" if numa else ""))
     if between.switched:
         return
@@ -112,6 +112,10 @@ def _topology(system: System, between: Fabric) -> Iterator[Finding]:
         )
     if system.is_virtual:
         yield _TOPOLOGY.unseen("real topology", "a virtual machine: the hypervisor may show another bus than there is")
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _word(path: str) -> str:

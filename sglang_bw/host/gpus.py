@@ -147,7 +147,7 @@ class Gpus:
 def parts(wanted: str) -> list[str]:
     """Return each GPU that a text names, by number or UUID: ``0-2,5`` gives 0, 1, 2 and 5.
 
-    :raises GpuSelectionError: it names none.
+    :raises GpuSelectionError: it names none, or one twice.
     """
     named: list[str] = []
     for text in wanted.split(","):
@@ -158,10 +158,13 @@ def parts(wanted: str) -> list[str]:
                 raise GpuSelectionError(f"the range {part} runs backwards", hint=f"write {last}-{first}.")
             named += [str(index) for index in range(first, last + 1)]
         elif re.fullmatch(r"\d{1,3}|(?i:GPU|MIG)-[0-9a-fA-F/-]+", part):
-            named.append(part)
+            named.append(str(int(part)) if part.isdigit() else part)
         else:
             raise GpuSelectionError(
                 f"{part or wanted!r} names no GPU",
                 hint="numbers, ranges and UUIDs: --gpus 0-3, --gpus 0,2, --gpus GPU-8f1c.",
             )
+    alike = [part.lower() for part in named]
+    if twice := [part for part in alike if alike.count(part) > 1]:
+        raise GpuSelectionError(f"GPU {twice[0]} is named twice in {wanted!r}", hint="name each GPU once.")
     return named

@@ -28,7 +28,7 @@ def findings(gpus: Gpus, loaded: Mapping[int, UnderLoad]) -> Iterator[Finding]:
         memory = boards[0].memory
         size = f", {memory / GIB:.1f} GiB each" if memory else ", memory shared with the processor"
         yield _GROUP.ok("boards", f"{len(boards)}x {name[0]} ({name[1]}{size})")
-    if len({gpu.name for gpu in gpus.boards}) > 1:
+    if _differ(gpus.boards):
         yield _GROUP.warn(
             "boards",
             "different boards",
@@ -42,6 +42,12 @@ def findings(gpus: Gpus, loaded: Mapping[int, UnderLoad]) -> Iterator[Finding]:
     yield from _links(gpus.boards, loaded)
     yield from _clocks(gpus.boards)
     yield from _persistence(gpus.boards)
+
+
+def _differ(boards: tuple[Gpu, ...]) -> bool:
+    """Tell whether boards differ in name, or as those of one name do that were given more memory."""
+    sizes = [gpu.memory or 0 for gpu in boards]
+    return len({gpu.name for gpu in boards}) > 1 or min(sizes) < 0.9 * max(sizes)
 
 
 def _alike(

@@ -160,9 +160,11 @@ def check(
     :param parts: which of ``PARTS`` to check.
     :param tell: is called with a line whenever something else is being compiled.
     :raises RefusedError: there is no such interpreter.
-    :raises NotInstalledError: it has no sglang.
+    :raises NotInstalledError: it has no sglang, or the tree has none.
     :raises KernelError: nothing could be compiled.
     """
+    if tree and not (tree / "sglang").is_dir():  # the installed engine would be checked in its place
+        raise NotInstalledError(f"{tree} has no sglang/ in it", hint="--tree names the folder that sglang/ lies in.")
     interpreter = Environment.probe(python).executable
     facts = json.dumps(arch.board(board or NO_BOARD))
     package = str(Path(sglang_bw.__file__).parent)

@@ -42,7 +42,9 @@ def _shared_memory(system: System, *, multi: bool) -> Finding:
 
 
 def _size(count: int) -> str:
-    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / MIB:.0f} MiB"
+    if count >= GIB:
+        return f"{count / GIB:.1f} GiB"
+    return f"{count / MIB:.0f} MiB" if count >= MIB else f"{count / 1024:.0f} KiB"
 
 
 def _locked_memory(system: System, *, multi: bool) -> Finding:

@@ -72,6 +72,17 @@ def test_same_bytes_on_every_day_and_nothing_is_fetched_twice(
     assert not stage.exists()
 
 
+@pytest.mark.environments
+def test_the_tree_is_that_of_the_engine_in_it(release: Release, tmp_path: Path) -> None:
+    """A wheel that is named may be of an older series, or of local patches."""
+    planned = release.plan()
+    pins = dataclasses.replace(planned.series.pins, tree="0" * 40)
+    other = dataclasses.replace(planned, series=dataclasses.replace(planned.series, pins=pins))
+    with release.alone():
+        made = make.make(other, choose(other, Quiet()), tmp_path / "out", None, Quiet())
+    assert made.manifest.tree == planned.series.pins.tree
+
+
 def test_wheels_are_the_locked_ones(release: Release, in_parts: Bundle) -> None:
     manifest = in_parts.manifest
     by_name = {wheel.name: wheel for wheel in manifest.wheels}
@@ -101,6 +112,12 @@ def test_bill_of_materials_names_every_wheel(in_parts: Bundle) -> None:
 def test_names_that_cannot_be_left_out(release: Release, without: str, says: str) -> None:
     with pytest.raises(BundleError, match=says):
         release.plan(without=(without,))
+
+
+def test_the_list_of_packages_is_named_as_it_can_be_asked_for(release: Release) -> None:
+    with pytest.raises(BundleError) as caught:
+        release.plan(without=("absent",))
+    assert "bundle --device cpu --dry-run --json" in str(caught.value.hint)
 
 
 @pytest.mark.environments
@@ -139,6 +156,18 @@ def test_recipe_and_draft_travel_and_what_stays_is_written_down(release: Release
 def test_folder_that_is_no_model(release: Release, tmp_path: Path) -> None:
     with pytest.raises(BundleError, match=r"no config\.json"):
         release.plan(models=(tmp_path,))
+
+
+def test_model_with_a_link_to_nothing(release: Release, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").symlink_to(tmp_path / "absent")
+    with pytest.raises(BundleError, match=r"model\.safetensors is a link"):
+        release.plan(models=(tmp_path,))
+
+
+def test_wheel_of_another_base(release: Release) -> None:
+    with pytest.raises(BundleError, match=r"is of SGLang 1\.2\.3, --base says 0\.5\.9"):
+        release.plan(base="0.5.9")
 
 
 def test_no_room_or_no_folder(release: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +241,7 @@ def test_sizes(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "M", "1k", "-60M", "60X", "inf", "1e9"])
+@pytest.mark.parametrize("text", ["", "M", "1k", "-60M", "60X", "inf", "1e9", "9" * 400 + "M"])
 def test_sizes_that_are_none(text: str) -> None:
     with pytest.raises(ValueError, match=r"size|small"):
         parse_size(text)
@@ -359,6 +388,22 @@ def test_another_digest(in_parts: Bundle) -> None:
         verify(in_parts.folder, Quiet(), "0" * 64)
 
 
+def test_a_part_has_no_digest(in_parts: Bundle) -> None:
+    with pytest.raises(BundleDigestError, match="is one part"):
+        verify(in_parts.folder / in_parts.parts[1].file, Quiet(), in_parts.digest)
+
+
+def test_what_lies_beside_the_parts_counts(bundle: Bundle) -> None:
+    """The installer that a user runs is the one beside the parts, not the one in them."""
+    with (bundle.folder / "install.sh").open("a") as file:
+        file.write("true\n")
+    (bundle.folder / "requirements.txt").unlink()
+    with pytest.raises(BundleDamagedError) as caught:
+        verify(bundle.folder, Quiet(), bundle.digest)
+    assert "install.sh beside the parts is not the one" in str(caught.value)
+    assert "requirements.txt is missing beside the parts" in str(caught.value)
+
+
 def test_every_wrong_part_is_named(bundle: Bundle) -> None:
     first, second, third = (bundle.folder / part.file for part in bundle.parts[:3])
     first.unlink()
@@ -427,8 +472,15 @@ def test_command_checks_a_bundle(in_parts: Bundle) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [(), ("--device", "cpu", "--split", "1"), ("--device", "cpu", "--expect", "0")],
-    ids=["no device", "tiny parts", "expect without verify"],
+    [
+        (),
+        ("--device", "cpu", "--split", "1"),
+        ("--device", "cpu", "--split", "9" * 400),
+        ("--device", "cpu", "--expect", "0"),
+        ("--verify", "bundle", "--device", "cpu"),
+        ("--verify", "bundle", "--dry-run"),
+    ],
+    ids=["no device", "tiny parts", "no size", "expect without verify", "verify and make", "verify and dry run"],
 )
 def test_wrong_usage(arguments: tuple[str, ...]) -> None:
     done = bw(*arguments)

@@ -38,8 +38,10 @@ def test_installs_from_parts_and_goes_on_after_a_kill(bundle: Bundle, install: I
     assert not (into / ".bundle").exists()
     site = next(into.glob("lib/python*/site-packages"))
     assert not list(site.glob("*/direct_url.json"))
+    (into / ".bundle").mkdir()  # of a run that was killed at its very end
     again = install(bundle.folder, "--into", into)
     assert (again.returncode, "nothing to do" in again.stdout) == (0, True)
+    assert not (into / ".bundle").exists()
 
     # As a killed pip leaves it: files and a RECORD from the wheel, without what pip writes last.
     record = site / "tinydep-1.0.dist-info" / "RECORD"
@@ -47,7 +49,7 @@ def test_installs_from_parts_and_goes_on_after_a_kill(bundle: Bundle, install: I
     (site / "tinydep.py").unlink()
     shutil.rmtree(site / "other_dep-2.0.dist-info")
     kept = (site / "sglang" / "__init__.py").stat().st_mtime_ns
-    (into / ".sglang-bw-bundle").write_text(f"begun {bundle.digest}\n")
+    (into / ".sglang-bw-bundle").write_text("")  # killed while the mark was written
     done = install(bundle.folder, "--into", into)
     assert (done.returncode, "going on" in done.stdout) == (0, True), done.stderr
     assert (site / "tinydep.py").is_file()
@@ -138,6 +140,21 @@ def test_folder_of_somebody_else(bundle: Bundle, install: Install, tmp_path: Pat
     (into / ".sglang-bw-bundle").write_text("complete 00\n")
     assert install(bundle.folder, "--into", into).returncode == 18
     assert [path.name for path in into.iterdir()] == [".sglang-bw-bundle"]
+
+
+@pytest.mark.parametrize("name", ['a "b"', "a$b", "a`b`", "a\\b", "a\nb"])
+def test_names_that_shell_or_tar_would_read_otherwise(
+    bundle: Bundle, install: Install, tmp_path: Path, name: str
+) -> None:
+    done = install(bundle.folder, "--into", tmp_path / name)
+    assert (done.returncode, (tmp_path / name).exists()) == (18, False)
+    assert "in its name" in done.stderr
+
+
+def test_folder_below_a_file(bundle: Bundle, install: Install, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = install(bundle.folder, "--into", tmp_path / "file" / "env")
+    assert (done.returncode, "is no folder" in done.stderr) == (17, True)
 
 
 def test_python_of_another_version(bundle: Bundle, install: Install, tmp_path: Path) -> None:

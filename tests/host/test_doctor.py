@@ -20,6 +20,7 @@ from sglang_bw.fork.verify import inspect_environment
 from sglang_bw.host import doctor, link_load, nvml
 from sglang_bw.host.doctor import Diagnosis
 from sglang_bw.host.finding import Finding, Verdict, numbers
+from sglang_bw.host.gpus import parts
 from sglang_bw.host.link_load import UnderLoad
 from tests.host import fake_binary
 from tests.host.fake_host import GIB, MIB, REDIRECTS, Board, Host, all_boards, process, put
@@ -167,6 +168,7 @@ FAULTS = [
         "different",
         "--gpus",
     ),
+    ("more memory on one", one_board(7, memory=190 * GIB, bar1=256 * GIB), "boards", "warn", "different", "--gpus"),
     ("no peer-to-peer", change(p2p=3), "peer-to-peer", "warn", "28 of 28 pairs cannot (28x topology)", "ForceP2P=0x11"),
     ("small window", all_boards(bar1=256 * MIB), "BAR1", "fail", "256 MiB", "Resizable BAR"),
     ("IOMMU translates", change(iommu="DMA-FQ", cmdline="x amd_iommu=on"), "IOMMU", "warn", "DMA-FQ", "iommu=off"),
@@ -190,7 +192,7 @@ FAULTS = [
     ("ACS closed to the user", change(config_bytes=64), "ACS", "not seen", "8 bridges", "sudo"),
     ("docker's shared memory", change(shm=64 * MIB), "/dev/shm", "fail", "64 MiB", "--shm-size=32g"),
     ("little shared memory", change(shm=GIB), "/dev/shm", "warn", "1.0 GiB", "--shm-size=32g"),
-    ("locked memory", change(memlock=64 << 10), "ulimit -l", "warn", "0 MiB", "memlock"),
+    ("locked memory", change(memlock=64 << 10), "ulimit -l", "warn", "64 KiB", "memlock"),
     ("little host memory", change(mem_total=64 * GIB), "host memory", "warn", "64 GiB", "128 GiB"),
     ("little memory for the container", change(cgroup=96 * GIB), "host memory", "warn", "may use 96 GiB", "128 GiB"),
     ("reserved huge pages", change(hugepages=65536), "hugepages", "warn", "128 GiB", "vm.nr_hugepages=0"),
@@ -347,6 +349,12 @@ def test_a_wrong_choice_is_refused(wanted: str) -> None:
         nvml.read(Host().nvml()).only(wanted)
     assert error.value.hint
     assert error.value.exit_code == 62
+
+
+@pytest.mark.parametrize("wanted", ["0,0", "1-3,2", "0,00", "GPU-ab,gpu-AB"])
+def test_a_gpu_named_twice_is_refused_where_none_is_here(wanted: str) -> None:
+    with pytest.raises(GpuSelectionError, match="is named twice"):
+        parts(wanted)
 
 
 def test_numbers_are_joined_to_ranges() -> None:

@@ -141,6 +141,11 @@ def test_an_environment_without_an_engine(tmp_path: Path) -> None:
         kernels.check(SM120, tree=tmp_path / "empty")
 
 
+def test_a_tree_without_an_engine(tmp_path: Path) -> None:
+    with pytest.raises(NotInstalledError, match="has no sglang/ in it"):
+        kernels.check(SM120, tree=tmp_path)
+
+
 def test_help_names_the_architectures() -> None:
     text = CliRunner().invoke(cli, ["doctor", "kernels", "--help"]).output
     assert "sm120" in text

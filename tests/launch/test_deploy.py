@@ -6,6 +6,7 @@ import copy
 import functools
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -284,6 +285,101 @@ def test_weights_of_this_disk_are_mounted(model: Path) -> None:
     assert {"name": "weights-0", "hostPath": {"path": str(model), "type": "Directory"}} in pod["volumes"]
 
 
+def test_two_folders_of_one_name_lie_apart(model: Path, tmp_path: Path) -> None:
+    draft = tmp_path / "elsewhere" / model.name
+    shutil.copytree(model, draft)
+    arguments = ["tiny", "--device", "cpu", "--model-path", str(model), "--draft", str(draft)]
+    [service] = yaml.safe_load(emit("compose", *arguments)["compose.yaml"])["services"].values()
+    bound = {volume["target"]: volume["source"] for volume in service["volumes"] if volume["type"] == "bind"}
+    assert bound[after(service["entrypoint"], "--model-path")] == str(model)
+    assert bound[after(service["entrypoint"], "--speculative-draft-model-path")] == str(draft)
+
+
+def test_a_snapshot_of_the_hub_s_cache_comes_with_its_files(model: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "models--owner--name"
+    snapshot = cache / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    shutil.copytree(model, cache / "blobs")
+    for path in (cache / "blobs").iterdir():
+        (snapshot / path.name).symlink_to(f"../../blobs/{path.name}")
+    arguments = ["tiny", "--device", "cpu", "--model-path", str(snapshot)]
+    pod = objects(*arguments)["Deployment"]["spec"]["template"]["spec"]
+    assert {"name": "weights-0", "hostPath": {"path": str(cache), "type": "Directory"}} in pod["volumes"]
+    [container] = pod["containers"]
+    assert after(container["command"], "--model-path") == f"/models/{cache.name}/snapshots/abc"
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    (linked / "config.json").symlink_to(cache / "blobs" / "config.json")
+    with pytest.raises(EmitError, match=r"config\.json is a link out of"):
+        emit("compose", "tiny", "--device", "cpu", "--no-check", "--model-path", str(linked))
+
+
+def test_relative_paths_are_those_of_this_folder(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.jinja").write_text("x")
+    (tmp_path / "word").write_text("x")
+    shutil.copytree(model, tmp_path / "tokenizer")
+    extra = ["--", "--tokenizer-path", "tokenizer", "--served-model-name", "word"]
+    words = exec_start(unit_of(*TINY, *extra, "--chat-template", "mine.jinja")[1])
+    assert after(words, "--chat-template") == str(tmp_path / "mine.jinja")
+    assert after(words, "--tokenizer-path") == str(tmp_path / "tokenizer")
+    assert after(words, "--served-model-name") == "word"
+    [service] = yaml.safe_load(emit("compose", *TINY, *extra)["compose.yaml"])["services"].values()
+    assert after(service["entrypoint"], "--tokenizer-path") == "/models/tokenizer"
+    with pytest.raises(EmitError, match="is a file of this machine"):
+        emit("compose", *TINY, "--", "--chat-template", "mine.jinja")
+
+
+def test_odd_names_are_taken_literally(model: Path, tmp_path: Path) -> None:
+    odd = tmp_path / "a $HOME: 'b'"
+    shutil.copytree(model, odd)
+    arguments = ["tiny", "--device", "cpu", "--model-path", str(odd), "--", "--chat-template", "$(HOME) $$"]
+    [service] = yaml.safe_load(emit("compose", *arguments)["compose.yaml"])["services"].values()
+    inside = "/models/a-HOME-b"
+    bind = {"type": "bind", "source": str(odd).replace("$", "$$"), "target": inside, "read_only": True}
+    assert bind in service["volumes"]
+    pod = objects(*arguments)["Deployment"]["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    assert after(container["command"], "--model-path") == inside
+    assert after(container["command"], "--chat-template") == "$$(HOME) $$$$"  # $(HOME) would be /cache
+    assert {"name": "weights-0", "hostPath": {"path": str(odd), "type": "Directory"}} in pod["volumes"]
+
+
+@pytest.mark.parametrize("form", ["compose", "kubernetes"])
+def test_every_reader_of_yaml_sees_the_same(form: str) -> None:
+    """Docker and Kubernetes read numbers as YAML 1.2 does, for which PyYAML would put no quotes."""
+    words = ["1e-1", "0o17", "y", "12e03", ".5e1", "-1e1"]
+    [text] = emit(
+        form, *TINY, "--", *(word for number in words for word in ("--schedule-conservativeness", number))
+    ).values()
+    plain = [token for token in yaml.scan(text) if isinstance(token, yaml.ScalarToken) and token.plain]
+    number = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|0o[0-7]+|0x[0-9a-fA-F]+|[yYnN]")
+    read = {token.value for token in plain if number.fullmatch(token.value)}
+    assert all(word.isdigit() or word == "-1" for word in read)  # ports, counts, seconds: numbers that are meant
+    assert not read & set(words)
+
+
+def test_probes_speak_tls_where_the_engine_does() -> None:
+    arguments = [*TINY, "--", "--ssl-certfile", "/certs/tls.crt", "--ssl-keyfile", "/certs/tls.key"]
+    [container] = objects(*arguments)["Deployment"]["spec"]["template"]["spec"]["containers"]
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert container[probe]["httpGet"] == {"path": "/health", "port": "http", "scheme": "HTTPS"}
+    [service] = yaml.safe_load(emit("compose", *arguments)["compose.yaml"])["services"].values()
+    assert "https://127.0.0.1" in service["healthcheck"]["test"][-1]
+    compile(service["healthcheck"]["test"][-1], "health", "exec")
+
+
+def test_a_service_s_name_begins_with_a_letter(tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("id: 3b.model\ntarget: {bundled: tiny_pair/target}\n")
+    found = objects(str(recipe), "--device", "cpu", "--no-check")
+    assert found["Service"]["metadata"]["name"] == "sglang-3b-model-http"
+
+
+def test_a_unit_keeps_its_log() -> None:
+    assert after(exec_start(unit_of(*TINY, "--log", "/var/log/my engine.log")[1]), "--log") == "/var/log/my engine.log"
+
+
 def test_what_cannot_be_emitted(tmp_path: Path) -> None:
     with pytest.raises(EmitError, match="compose runs on one"):
         emit("compose", *LARGE, "--nodes", "2", *PINNED)
@@ -294,6 +390,11 @@ def test_what_cannot_be_emitted(tmp_path: Path) -> None:
     with pytest.raises(UnsafeLaunchError, match="no commit is pinned"):
         emit("kubernetes", *LARGE)
     assert "--head" in refused("systemd", *TINY, "--nodes", "2")
+    with pytest.raises(EmitError, match=r"my\.host is a name"):
+        emit("compose", *TINY, "--host", "my.host")
+    assert "--log" in refused("kubernetes", *TINY, "--log", "x")
+    for option in ("--output", "--image", "--api-key-file", "--log"):
+        assert "it is empty" in refused("systemd", *TINY, option, "")
     assert "says where the key goes" in refused("kubernetes", *TINY, "--", "--api-key", "k")
     assert "goes with --emit" in CliRunner().invoke(cli, ["serve", *TINY, "--dry-run", "--image", "x"]).output
 
@@ -315,6 +416,15 @@ def test_no_key_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
         assert "k3y" not in "".join(emit(form, *TINY, "--api-key-file", str(key)).values())
 
 
+def test_secret_variables_of_a_recipe_are_named_and_not_written(tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("id: mine\ntarget: {bundled: tiny_pair/target}\nenv: {HF_TOKEN: hf-0123, MY_PASSWORD: p4ss}\n")
+    for form in ("compose", "kubernetes"):
+        [text] = emit(form, str(recipe), "--device", "cpu", "--no-check").values()
+        assert "# Secret, and so not in here; add it to the environment: HF_TOKEN, MY_PASSWORD.\n" in text
+        assert not {"hf-0123", "p4ss"} & set(re.findall(r"[\w-]+", text))
+
+
 def test_what_the_user_typed_stays_a_comment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["sglang-bw", "serve", "tiny\nevil: true"])
     emit.cache_clear()
@@ -325,6 +435,10 @@ def test_files_are_written(tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, ["serve", *TINY, "--emit", "compose", "-o", str(tmp_path / "new")])
     assert done.exit_code == 0
     assert yaml.safe_load((tmp_path / "new" / "compose.yaml").read_text())["name"] == "tiny"
+    (tmp_path / "taken" / "compose.yaml").mkdir(parents=True)
+    done = CliRunner().invoke(cli, ["serve", *TINY, "--emit", "compose", "-o", str(tmp_path / "taken")])
+    assert getattr(done.exception, "exit_code", 0) == 17
+    assert [path.name for path in (tmp_path / "taken").iterdir()] == ["compose.yaml"]
     (tmp_path / "file").write_text("")
     done = CliRunner().invoke(cli, ["serve", *TINY, "--emit", "compose", "-o", str(tmp_path / "file")])
     assert getattr(done.exception, "exit_code", 0) == 17

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from sglang_bw.launch import hub
 from sglang_bw.launch.hub import Wanted
 from tests.launch import fake_hub
 from tests.launch.fake_hub import COMMIT, Hub
-from tests.launch.serving import Serve, alive, free_port, until
+from tests.launch.serving import DEADLINE_S, Serve, alive, free_port, until
 
 MODEL = ("--model-path", "org/model", "--draft", "org/draft", "--no-warmup")
 
@@ -58,6 +59,23 @@ def test_fetches_what_the_engine_reads_and_nothing_twice(serve: Serve, served: H
     stop(serve)
     assert served.fetched() == []
     assert "to fetch" not in serve.err
+
+
+def test_a_fetch_takes_none_of_a_unit_s_time(
+    serve: Serve, served: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+        channel.bind(str(tmp_path / "notify"))
+        channel.settimeout(DEADLINE_S)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        serve.start(*MODEL, "--startup-timeout", "100")
+        told = []
+        while not told or "READY=1" not in told[-1]:
+            told.append(channel.recv(4096).decode())
+        assert "EXTEND_TIMEOUT_USEC=300000000\nSTATUS=fetching the target org/model" in told
+        load = told.index("EXTEND_TIMEOUT_USEC=160000000\nSTATUS=loading")
+        assert not [state for state in told[load + 1 :] if "EXTEND" in state]
+        stop(serve)
 
 
 def refused(serve: Serve, *options: str, code: int) -> str:

@@ -395,7 +395,7 @@ def test_an_emitted_file_carries_the_commit(form: str, large: Hub) -> None:
     first = run(*emit, "--pin").stdout
     large.commits[next(iter(large.models))] = NEWER
     for text in (first, run(*emit).stdout):
-        words = text.replace("- ", " ").split()
+        words = text.replace("- ", " ").replace("'", "").split()
         for option in ("--revision", "--speculative-draft-model-revision"):
             assert words.count(option) == 1
             assert words[words.index(option) + 1] == COMMIT

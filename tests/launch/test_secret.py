@@ -142,7 +142,14 @@ def test_a_dry_run_shows_no_key(key_file: Path, as_json: tuple[str, ...]) -> Non
     assert KEY not in done.output
     line = json.loads(done.stdout)["argv"] if as_json else done.stdout.splitlines()[0].split()
     assert line[-2:] == ["--config", "API-KEY.yaml"]
-    assert "api-key: KEY" in done.stderr
+    assert "the line `api-key: KEY`;" in done.stderr
+
+
+def test_a_dry_run_names_every_secret_of_the_file() -> None:
+    engine_flags = ["--", "--admin-api-key", KEY, "--ssl-keyfile-password", KEY]
+    done = CliRunner().invoke(cli, ["serve", "tiny", "--device", "cpu", "--dry-run", *engine_flags])
+    assert "the lines `admin-api-key: KEY` and `ssl-keyfile-password: VALUE`;" in done.stderr
+    assert KEY not in done.output
 
 
 @pytest.mark.parametrize(

@@ -233,6 +233,17 @@ def test_commands(tmp_path: Path) -> None:
     assert failed.exception.message.count("the key 'target' is missing") == 2
 
 
+def test_check_knows_a_mistyped_id(tmp_path: Path) -> None:
+    for name in ("tinny", "Tiny"):
+        error = CliRunner().invoke(command, ["check", name]).exception
+        assert isinstance(error, UnknownRecipeError)
+        assert f"no recipe {name!r}" in error.message
+        assert "tiny" in str(error.hint)
+    assert "no recipe ''" in str(CliRunner().invoke(command, ["check", ""]).exception)
+    (tmp_path / "any").write_text(GOOD)
+    assert "ok (mine)" in CliRunner().invoke(command, ["check", str(tmp_path / "any")]).output
+
+
 def test_check_reports_every_file(tmp_path: Path) -> None:
     """A file that cannot be read takes nothing away from the findings of the others."""
     bad, absent = write(tmp_path, "id: X\n"), tmp_path / "absent.yaml"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from typing import Any
 
 from sglang_bw.errors import EmitError
@@ -10,12 +11,17 @@ from sglang_bw.launch.deploy.deployment import CACHE, CONTAINER_PORT, KEY_CONFIG
 
 # Asks the engine as a probe would; the official image has no curl in every release.
 _HEALTH = f"import urllib.request as u; u.urlopen('http://127.0.0.1:{CONTAINER_PORT}/health', timeout=10)"
+# The certificate has the name of the machine, not of the loopback.
+_HEALTH_TLS = (
+    "import ssl, urllib.request as u; "
+    f"u.urlopen('https://127.0.0.1:{CONTAINER_PORT}/health', timeout=10, context=ssl._create_unverified_context())"
+)
 
 
 def files(made: Deployment) -> list[File]:
     """Return ``compose.yaml``.
 
-    :raises EmitError: several nodes; compose knows one.
+    :raises EmitError: several nodes, where compose knows one; or what no container could run.
     """
     check(made)
     if made.nodes > 1:
@@ -28,7 +34,10 @@ def files(made: Deployment) -> list[File]:
         "services": {made.name: _service(made)},
         "volumes": {"cache": {}},
     }
-    lines: tuple[str, ...] = ("Start: docker compose up --wait; log: docker compose logs -f.",)
+    lines: tuple[str, ...] = (
+        *made.withheld,
+        "Start: docker compose up --wait; log: docker compose logs -f.",
+    )
     if made.with_key:
         document["secrets"] = {"engine": {"file": f"./{secret.CONFIG}"}}
         lines = (
@@ -41,20 +50,20 @@ def files(made: Deployment) -> list[File]:
 
 def _service(made: Deployment) -> dict[str, Any]:
     service: dict[str, Any] = {
-        "image": made.image,
+        "image": _literal(made.image),
         "entrypoint": [_literal(word) for word in made.container_command()],
         "environment": {name: _literal(value) for name, value in made.container_env().items()},
         "ports": [_published(made)],
         "volumes": [
             {"type": "volume", "source": "cache", "target": CACHE},
-            *({"type": "bind", "source": m.host, "target": m.inside, "read_only": True} for m in made.mounts),
+            *({"type": "bind", "source": _literal(m.host), "target": m.inside, "read_only": True} for m in made.mounts),
         ],
         "shm_size": f"{made.shm_gib}gb",
         "init": True,
         "restart": "unless-stopped",
         "stop_grace_period": "60s",
         "healthcheck": {
-            "test": ["CMD", "python3", "-c", _HEALTH],
+            "test": ["CMD", "python3", "-c", _HEALTH_TLS if made.is_tls else _HEALTH],
             "interval": "15s",
             "timeout": "12s",
             "retries": 4,
@@ -74,8 +83,17 @@ def _service(made: Deployment) -> dict[str, Any]:
 
 
 def _published(made: Deployment) -> str:
-    """Return the port of the host: on the address that was asked for, which is loopback by default."""
+    """Return the port of the host: on the address that was asked for, which is loopback by default.
+
+    :raises EmitError: it is a name, which compose does not look up.
+    """
     host = {"0.0.0.0": "", "::": "", "localhost": "127.0.0.1"}.get(made.command.host, made.command.host)
+    try:
+        ip_address(host or "0.0.0.0")
+    except ValueError:
+        raise EmitError(
+            f"compose publishes a port on an address, and {host} is a name", hint="--host ADDRESS, or --host 0.0.0.0."
+        ) from None
     address = f"[{host}]:" if ":" in host else f"{host}:" if host else ""
     return f"{address}{made.command.port}:{CONTAINER_PORT}"
 

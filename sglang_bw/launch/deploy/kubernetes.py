@@ -7,6 +7,7 @@ the address of the first, the size of the group and its own place, which are jus
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from sglang_bw.launch import secret
@@ -35,7 +36,7 @@ def files(made: Deployment) -> list[File]:
     check(made)
     several = made.nodes > 1
     objects = [_claim(made), _leader_worker_set(made) if several else _deployment(made), _service(made)]
-    lines = []
+    lines = [*made.withheld]
     if made.with_key:
         lines += [
             f"The key: a file {secret.CONFIG} with the line `api-key: KEY`, then",
@@ -79,13 +80,14 @@ def _deployment(made: Deployment) -> Object:
             "strategy": {"type": "Recreate"},
             "selector": {"matchLabels": _labels(made)},
             "progressDeadlineSeconds": made.startup_s + 600,
-            "template": _pod(made, made.container_command()),
+            "template": _pod(made, _literal(made.container_command())),
         },
     }
 
 
 def _leader_worker_set(made: Deployment) -> Object:
-    pod = _pod(made, made.container_command(_place))
+    place = {value for flag in _place() for value in flag.values}
+    pod = _pod(made, _literal(made.container_command(_place), but=place))
     return {
         "apiVersion": "leaderworkerset.x-k8s.io/v1",
         "kind": "LeaderWorkerSet",
@@ -102,6 +104,14 @@ def _leader_worker_set(made: Deployment) -> Object:
             "startupPolicy": "LeaderCreated",
         },
     }
+
+
+def _literal(words: Iterable[str], but: Collection[str] = ()) -> list[str]:
+    """Keep Kubernetes from putting variables in.
+
+    :param but: words in which it shall.
+    """
+    return [word if word in but else word.replace("$", "$$") for word in words]
 
 
 def _place() -> tuple[Flag, ...]:
@@ -134,7 +144,10 @@ def _pod(made: Deployment, command: list[str]) -> Object:
 
 
 def _container(made: Deployment, command: list[str]) -> Object:
-    env: list[Object] = [{"name": name, "value": value} for name, value in made.container_env().items()]
+    variables = made.container_env()
+    env: list[Object] = [
+        {"name": name, "value": value} for name, value in zip(variables, _literal(variables.values()), strict=True)
+    ]
     if made.from_hub:
         source = {"name": f"{made.name}-hub", "key": "HF_TOKEN", "optional": True}
         env.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": source}})
@@ -153,9 +166,9 @@ def _container(made: Deployment, command: list[str]) -> Object:
         "ports": [{"name": "http", "containerPort": CONTAINER_PORT}],
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         # /health needs no key. Until the first probe succeeds the others wait, so that a long load is no death.
-        "startupProbe": _probe(failures=math.ceil(made.startup_s / _PERIOD_S)),
-        "readinessProbe": _probe(failures=3),
-        "livenessProbe": _probe(failures=12),
+        "startupProbe": _probe(made, failures=math.ceil(made.startup_s / _PERIOD_S)),
+        "readinessProbe": _probe(made, failures=3),
+        "livenessProbe": _probe(made, failures=12),
         "resources": {"requests": {"cpu": str(made.needs.cores), "memory": f"{made.needs.memory_gib}Gi"}},
         "volumeMounts": mounts,
     }
@@ -164,9 +177,10 @@ def _container(made: Deployment, command: list[str]) -> Object:
     return container
 
 
-def _probe(failures: int) -> Object:
+def _probe(made: Deployment, failures: int) -> Object:
+    asked = {"path": "/health", "port": "http", **({"scheme": "HTTPS"} if made.is_tls else {})}
     return {
-        "httpGet": {"path": "/health", "port": "http"},
+        "httpGet": asked,
         "periodSeconds": _PERIOD_S,
         "timeoutSeconds": 9,
         "failureThreshold": failures,
