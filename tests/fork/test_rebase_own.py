@@ -84,7 +84,7 @@ def test_patches_that_fit_move_as_they_are(bases: Bases, tmp_path: Path) -> None
     assert lint(LocalSeries.load(report.folder), NEW) == []
     built = build(bases.root, NEW, local=report.folder, out=tmp_path / "dist")
     assert (built.digest, built.version) == (report.digest, report.version)
-    assert report.next_steps == (f"sglang-bw upgrade {NEW} --local {report.folder}",)
+    assert report.next_steps == (f"sglang-bw upgrade {NEW} --local {report.folder} --patches {bases.root}",)
 
 
 def test_lines_that_moved_are_refreshed(bases: Bases, tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_conflict_is_handed_over_and_goes_on(bases: Bases) -> None:
     conflicting(bases)
     report = bases.move()
     assert words(report) == [Word.CLEAN, Word.CONFLICT]
-    assert report.next_steps[0] == f"sglang-bw rebase --continue --local {bases.own}"
+    assert report.next_steps[0] == f"sglang-bw rebase --continue --local {bases.own} --patches {bases.root}"
     with pytest.raises(RebaseStoppedError):
         job.require_finished(report)
     with pytest.raises(RebaseOpenError) as caught:
@@ -197,12 +197,26 @@ def test_killed_move_goes_on(kill: str, bases: Bases) -> None:
     assert (bases.own / NEW / "series").is_file()
 
 
+def test_place_that_was_asked_for_holds_after_a_stop(bases: Bases, tmp_path: Path) -> None:
+    conflicting(bases)
+    own = job.Own(bases.own)
+    bases.move(tmp_path / "elsewhere")
+    with pytest.raises(RebaseOpenError, match=f"goes to {NEW}, not to 9.9.9"):
+        job.go_on_own(bases.root, own, lambda step: None, skip=True, new="9.9.9")
+    report = job.go_on_own(bases.root, own, lambda step: None, skip=True)
+    assert report.folder == tmp_path / "elsewhere"
+    assert not (bases.own / NEW).exists()
+
+
 def test_command(bases: Bases) -> None:
     conflicting(bases)
     at = ("--patches", bases.root, "--local", bases.own)
     dry = bw("rebase", NEW, "--from", OLD, *at, "--dry-run", "--json")
     assert dry.returncode == 0, dry.stderr
     assert [row["word"] for row in json.loads(dry.stdout)["patches"]] == ["clean", "conflict"]
+    assert json.loads(dry.stdout)["next"] == [
+        f"sglang-bw rebase {NEW} --from {OLD} --local {bases.own} --patches {bases.root}"
+    ]
     stopped = bw("rebase", NEW, "--from", OLD, *at)
     assert stopped.returncode == RebaseStoppedError.exit_code
     assert f"--continue --local {bases.own}" in stopped.stderr
@@ -211,4 +225,5 @@ def test_command(bases: Bases) -> None:
     assert f"{bases.own}/{NEW} was written without 0002-table.patch" in done.stderr
     assert f"wrote {bases.own}/{NEW}" in done.stdout
     assert bw("rebase", NEW, *at, "--test").returncode == 2
+    assert bw("rebase", NEW, *at, "--append").returncode == 2
     assert bw("rebase", NEW, "--patches", bases.root, "--out", "x").returncode == 2

@@ -21,7 +21,7 @@ from sglang_bw.fork.rebase.outcome import PatchOutcome, Word
 from sglang_bw.fork.rebase.state import RebaseState
 from sglang_bw.fork.refresh import write_pins
 from sglang_bw.fork.scratch import Scratch
-from sglang_bw.fork.series import ORDER_FILE, PINS_FILE, Pins, Series
+from sglang_bw.fork.series import ORDER_FILE, PINS_FILE, Pins, Series, root_option
 from sglang_bw.fork.wheel import Wheel
 
 
@@ -154,7 +154,8 @@ def write(made: Made, root: Path, *, replaces: bool) -> Path:
             return target
         raise OutputError(
             f"{target} appeared meanwhile, with another content",
-            hint="move it away and run `sglang-bw rebase --continue`, or end the rebase with `--abort`",
+            hint=f"move it away and run `sglang-bw rebase --continue{root_option(root)}`, or end the rebase with"
+            " `--abort`",
         )
     try:
         shutil.rmtree(beside, ignore_errors=True)
@@ -169,7 +170,8 @@ def write(made: Made, root: Path, *, replaces: bool) -> Path:
     except OSError as error:
         shutil.rmtree(beside, ignore_errors=True)
         raise OutputError(
-            f"cannot write {target}: {error.strerror}", hint="the rebase is kept: `sglang-bw rebase --continue`"
+            f"cannot write {target}: {error.strerror}",
+            hint=f"the rebase is kept: `sglang-bw rebase --continue{root_option(root)}`",
         ) from None
     return target
 
