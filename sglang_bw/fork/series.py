@@ -171,7 +171,7 @@ def read_order(path: Path) -> list[str]:
     :raises LintError: when it cannot be read.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise LintError([f"{path}: {error}"]) from None
     return [line.strip() for line in lines if line.strip() and not line.startswith("#")]

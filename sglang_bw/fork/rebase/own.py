@@ -46,7 +46,7 @@ class Move:
         old, ours = Series.load(root, base), Series.load(root, new)
         for series in (old, ours):
             lint.require_clean(series)
-        return cls(load_for(folder, base), old, ours, out or folder / new)
+        return cls(load_for(folder, old), old, ours, out or folder / new)
 
     @property
     def is_elsewhere(self) -> bool:
@@ -166,7 +166,7 @@ def _finish(scratch: Scratch, state: RebaseState, move: Move, *, dry_run: bool, 
 
 
 def _build(move: Move, staged: Path, out: Path) -> BuiltWheel:
-    load_for(staged, move.new.base)
+    load_for(staged, move.new)
     return build(move.new.folder.parent, move.new.base, local=staged, out=out)
 
 
