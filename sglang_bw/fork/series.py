@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shlex
 import tomllib
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -152,6 +153,15 @@ class Series:
                 hint=f"bases with a series: {known}. `sglang-bw patches list --base VERSION` shows one",
             )
         return cls(folder, read_pins(folder / PINS_FILE, base), tuple(read_order(folder / ORDER_FILE)))
+
+
+def patched_paths(root: Path) -> frozenset[str]:
+    """Return every path in a wheel that the series of any base changes or adds; a base that is damaged has none."""
+    found: set[str] = set()
+    for base in bases(root):
+        with suppress(LintError):
+            found.update(read_pins(root / base / PINS_FILE, base).patched)
+    return frozenset(found)
 
 
 def newest_base(root: Path) -> str:
