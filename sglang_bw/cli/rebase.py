@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ import click
 
 from sglang_bw.cli import completion
 from sglang_bw.cli.console import out, print_json, steps
+from sglang_bw.cli.interrupt import end_like_ctrl_c
 from sglang_bw.cli.options import LOCAL, PATCHES
 
 if TYPE_CHECKING:
@@ -62,13 +64,15 @@ def rebase(
     With --local DIR your own patches move, on top of ours; ours go first where NEW has no series yet.
     """
     from sglang_bw.fork.rebase import job
+    from sglang_bw.fork.rebase.own import Own
     from sglang_bw.fork.series import patches_root
 
     _require_sense(new, base, action, wheel)
     _require_sense_of_local(local, place, action)
+    end_like_ctrl_c(signal.SIGTERM)  # tests that run, and scratch folders, end then
     found = patches_root(root)
     options = job.Options(test=test, keep_going=keep_going, append=append, dry_run=dry_run)
-    own = job.Own(local, place) if local else None
+    own = Own(local, place) if local else None
     if action == "abort":
         versions = job.abort(found, own, new)
         _say({"aborted": versions}, f"the rebase from {versions[0]} to {versions[1]} is gone", as_json)

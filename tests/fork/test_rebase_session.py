@@ -134,6 +134,20 @@ def test_what_an_open_rebase_knows_already_is_refused(odd: str, project: Project
     assert project.bw("--abort", "9.9.9").returncode == errors.RebaseOpenError.exit_code
 
 
+def test_sigterm_ends_it_as_ctrl_c_does(project: Project) -> None:
+    command = [sys.executable, "-m", "sglang_bw", "rebase", NEW, "--patches", str(project.root)]
+    command += ["--wheel", str(project.wheel), "--keep-going"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as tool:
+        assert tool.stderr is not None
+        tool.stderr.readline()  # it works
+        tool.terminate()
+        said = tool.stderr.read().splitlines()
+    assert (tool.returncode, said[-1]) == (130, "interrupted")
+    assert not list(project.tree.parent.glob("staged-*"))
+    assert project.snapshot() == project.before
+    assert project.start("--keep-going").returncode == errors.RebaseStoppedError.exit_code
+
+
 def test_tests_that_were_asked_for_are_run_after_a_stop(project: Project) -> None:
     project.start("--test")
     project.resolve()

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from sglang_bw.errors import BwError, OutputError, RebaseOpenError, RebaseStoppedError, UnknownBaseError
 from sglang_bw.fork import lint, releases
 from sglang_bw.fork.apply import Progress
+from sglang_bw.fork.local import load_for
 from sglang_bw.fork.mail import read_patch
 from sglang_bw.fork.rebase import own as local_rebase
 from sglang_bw.fork.rebase import publish, resolution, session
-from sglang_bw.fork.rebase.own import Move
+from sglang_bw.fork.rebase.own import Move, Own
 from sglang_bw.fork.rebase.report import Report
 from sglang_bw.fork.rebase.state import Asked, Phase, RebaseState
 from sglang_bw.fork.rebase.wheels import Wheels, find_wheels, known_wheels, pick_any, with_readers
 from sglang_bw.fork.scratch import Scratch, opened
-from sglang_bw.fork.series import Series, bases, is_packaged, newest_base
+from sglang_bw.fork.series import Series, bases, is_packaged, newest_base, root_option
 
 
 @dataclass(frozen=True)
@@ -125,14 +126,6 @@ def go_on(
         return _finish(scratch, state, series, wheels, Options(test=test), progress, started)
 
 
-@dataclass(frozen=True)
-class Own:
-    """A user's local series to move: its folder, and where the result goes (by default a folder in it, named NEW)."""
-
-    folder: Path
-    out: Path | None = None
-
-
 def start_own(root: Path, new: str, base: str | None, own: Own, options: Options, progress: Progress) -> list[Report]:
     """Move a local series to ``new``; our own series goes first where ``new`` has none yet.
 
@@ -141,9 +134,12 @@ def start_own(root: Path, new: str, base: str | None, own: Own, options: Options
     base = base_for(root, new, base)
     reports = []
     if new not in bases(root):
-        reports.append(start(root, new, base, None, options, progress))
-        if reports[0].needs_a_person or reports[0].folder is None:
-            return reports
+        # A typing error must not be told after ours has been written.
+        load_for(own.folder, Series.load(root, base))
+        ours = start(root, new, base, None, options, progress)
+        if ours.needs_a_person or ours.folder is None:
+            return [replace(ours, then=f"sglang-bw rebase {new} --from {base}{own.options}{root_option(root)}")]
+        reports.append(ours)
     move = Move.between(root, base, new, own.folder, own.out)
     wheels = with_readers(move.old, move.new.pins, pick_any(move.new.pins))
     leaves_out, is_dry = options.keep_going, options.dry_run

@@ -7,6 +7,7 @@ to a folder that does not exist yet, in one rename, after both readers, lint and
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import tempfile
 import time
@@ -25,7 +26,21 @@ from sglang_bw.fork.rebase.report import Report
 from sglang_bw.fork.rebase.state import Asked, Phase, RebaseState, Request
 from sglang_bw.fork.rebase.wheels import Wheels
 from sglang_bw.fork.scratch import Scratch, opened
-from sglang_bw.fork.series import ORDER_FILE, Series
+from sglang_bw.fork.series import ORDER_FILE, Series, local_option
+
+
+@dataclass(frozen=True)
+class Own:
+    """A user's local series to move: its folder, and where the result goes (by default a folder in it, named NEW)."""
+
+    folder: Path
+    out: Path | None = None
+
+    @property
+    def options(self) -> str:
+        """The options that name both, with a blank before each."""
+        out = f" --out {shlex.quote(str(self.out.resolve()))}" if self.out else ""
+        return out + local_option(self.folder)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ class Report:
     """What a rebase gave so far.
 
     ``waiting`` are patches that were not tried yet; ``stopped`` is the one that a person must look at, in ``tree``;
-    ``folder`` is the new base when it was written; ``version`` what its wheel is called.
+    ``folder`` is the new base when it was written; ``version`` what its wheel is called; ``then`` is the command that
+    was asked for, where it goes on only after this.
     """
 
     state: RebaseState
@@ -35,6 +36,7 @@ class Report:
     wheel: str = ""
     digest: str = ""
     tested: int = 0
+    then: str = ""
 
     @classmethod
     def of(
@@ -109,6 +111,10 @@ class Report:
     @property
     def next_steps(self) -> tuple[str, ...]:
         """The commands that follow."""
+        return (*self._own_steps, self.then) if self.then else self._own_steps
+
+    @property
+    def _own_steps(self) -> tuple[str, ...]:
         elsewhere = root_option(Path(self.state.request.root))
         if self.stopped:
             return tuple(self.state.request.then(word) for word in ("continue", "skip", "abort"))
