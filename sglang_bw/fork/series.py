@@ -48,6 +48,11 @@ def is_packaged(root: Path) -> bool:
     return root.resolve() == _PACKAGE_DIR / "patches"
 
 
+def has_tests(root: Path) -> bool:
+    """Whether the tests of the patches lie beside ``root``: the copy inside an installed tool travels without them."""
+    return (root.parent / "tests" / "patches").is_dir()
+
+
 def root_option(root: Path) -> str:
     """Return the ``--patches`` option that a command line needs for this root, with a blank before it, or nothing."""
     try:

@@ -149,12 +149,18 @@ def test_sigterm_ends_it_as_ctrl_c_does(project: Project) -> None:
 
 
 def test_tests_that_were_asked_for_are_run_after_a_stop(project: Project) -> None:
-    project.start("--test")
+    refused = project.start("--test")
+    assert refused.returncode == errors.RebaseFailedError.exit_code
+    assert "the tests cannot run" in refused.stderr
+    tests = project.root.parent / "tests"
+    (tests / "patches").mkdir(parents=True)
+    # The trailers name it; a test that does not fail on stock proves nothing.
+    (tests / "fakeupstream.py").write_text("def test_nothing(): pass\n")
+    assert project.start("--test").returncode == errors.RebaseStoppedError.exit_code
     project.resolve()
     done = project.bw("--continue")
-    # There is nothing to run here; without the wish the base would be written.
     assert done.returncode == errors.RebaseFailedError.exit_code
-    assert "the tests cannot run" in done.stderr
+    assert "the tests are not content" in done.stderr
     assert project.snapshot() == project.before
 
 
@@ -274,7 +280,7 @@ def test_append_moves_what_the_new_series_lacks(project: Project) -> None:
     assert project.start().returncode == errors.OutputError.exit_code
     dry = project.start("--append", "--dry-run", "--json")
     command = f"sglang-bw rebase {NEW} --from {OLD} --append --wheel {project.wheel} --patches {project.root}"
-    assert json.loads(dry.stdout)["next"] == [f"{command} --test"]
+    assert json.loads(dry.stdout)["next"] == [command]
     done = project.start("--append", "--json")
     assert done.returncode == 0, done.stderr
     assert [patch["patch"] for patch in json.loads(done.stdout)["patches"]] == ["0005-fifth.patch"]

@@ -67,6 +67,8 @@ def start(root: Path, new: str, base: str | None, wheel: Path | None, options: O
     series = _series(root, base_for(root, new, base))
     publish.recover(root, new)
     _require_writable(root, new, options)
+    if options.test:
+        publish.require_tests(root)
     present = _series(root, new) if options.append else None
     name = session.scratch_name(root, "check" if options.dry_run else "rebase")
     with opened(name) as scratch, ThreadPoolExecutor(1) as beside:
@@ -115,6 +117,8 @@ def go_on(
         publish.recover(root, state.request.new)
         _forget_finished(scratch, root, state.request.new)
         state = _open_state(scratch, new)
+        if test:
+            publish.require_tests(root)
         series = _series(root, state.request.base)
         wheels = known_wheels(series, state.request, wheel).reading(beside)
         present = _series(root, state.request.new) if state.request.present else None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_bw.fork.rebase.outcome import HunkWord, PatchOutcome
 from sglang_bw.fork.rebase.state import Phase, RebaseState
-from sglang_bw.fork.series import root_option
+from sglang_bw.fork.series import has_tests, root_option
 
 if TYPE_CHECKING:
     from sglang_bw.fork.rebase.publish import Made
@@ -119,7 +119,8 @@ class Report:
         if self.stopped:
             return tuple(self.state.request.then(word) for word in ("continue", "skip", "abort"))
         if self.folder is None:
-            return (self.state.command + ("" if self.is_local else " --test"),)
+            can_test = not self.is_local and has_tests(Path(self.state.request.root))
+            return (self.state.command + (" --test" if can_test else ""),)
         if self.is_local:
             return (f"sglang-bw upgrade {self.new} --local {shlex.quote(str(self.folder.resolve()))}{elsewhere}",)
         # Those two work on the checkout's own patches/.
