@@ -32,7 +32,7 @@ from sglang_bw.fork import releases, strict, upstream
 from sglang_bw.fork.mail import Patch, read_patch
 from sglang_bw.fork.rebase import session
 from sglang_bw.fork.rebase.outcome import PatchOutcome, Word
-from sglang_bw.fork.rebase.state import RebaseState
+from sglang_bw.fork.rebase.state import Asked, RebaseState
 from sglang_bw.fork.rebase.wheels import pick_any, with_readers
 from sglang_bw.fork.scratch import Scratch, opened
 from sglang_bw.fork.series import Pins, Series, patches_root
@@ -67,7 +67,7 @@ def cells(base: str, pins: Pins, folder: Path) -> list[dict[str, Any]]:
     with opened(f"matrix-{base}") as scratch:
         scratch.write_state(None)
         quiet = lambda step: None  # noqa: E731
-        state = session.begin(scratch, series, wheels, None, keep_going=True, progress=quiet)
+        state = session.begin(scratch, series, wheels, None, asked=Asked(keep_going=True), progress=quiet)
         state = session.move_all(scratch, state, series.folder, quiet)
         scratch.write_state(None)
         return list(_compared(scratch, state, series, ranges, folder))

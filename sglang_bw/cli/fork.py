@@ -135,4 +135,4 @@ def _planned(series: Series, local: Path | None) -> tuple[str, list[str]]:
 
     if local is None:
         return series.pins.full_version, list(series.order)
-    return planned_version(series.pins), [*series.order, *load_for(local, series.base).order]
+    return planned_version(series.pins), [*series.order, *load_for(local, series).order]

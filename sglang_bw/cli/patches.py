@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ import click
 from sglang_bw.cli import completion
 from sglang_bw.cli.console import out, print_json, steps
 from sglang_bw.cli.develop import export, export_facts, new, show_export
+from sglang_bw.cli.interrupt import end_like_ctrl_c
 from sglang_bw.cli.options import BASE, JSON, LOCAL, PATCHES, local_of, series_of
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 @click.group()
 def patches() -> None:
     """List, show, check and record the patches of a series."""
+    end_like_ctrl_c(signal.SIGTERM)  # scratch folders go then
 
 
 @patches.command("list")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ import click
 
 from sglang_bw.cli import completion
 from sglang_bw.cli.console import out, print_json, steps
+from sglang_bw.cli.interrupt import end_like_ctrl_c
 from sglang_bw.cli.options import LOCAL, PATCHES
 
 if TYPE_CHECKING:
@@ -62,26 +64,28 @@ def rebase(
     With --local DIR your own patches move, on top of ours; ours go first where NEW has no series yet.
     """
     from sglang_bw.fork.rebase import job
+    from sglang_bw.fork.rebase.own import Own
     from sglang_bw.fork.series import patches_root
 
+    _require_sense(new, base, action, wheel)
+    _require_sense_of_local(local, place, action)
+    end_like_ctrl_c(signal.SIGTERM)  # tests that run, and scratch folders, end then
     found = patches_root(root)
     options = job.Options(test=test, keep_going=keep_going, append=append, dry_run=dry_run)
-    _require_sense(new, base, action, wheel)
-    _require_sense_of_local(local, place, action, wheel, test)
-    own = job.Own(local, place) if local else None
+    own = Own(local, place) if local else None
     if action == "abort":
-        versions = job.abort(found, own)
+        versions = job.abort(found, own, new)
         _say({"aborted": versions}, f"the rebase from {versions[0]} to {versions[1]} is gone", as_json)
         return
     with steps(as_json) as progress:
         if action == "check":
             _show_check(job.check(found, new, base, wheel, progress), as_json, markdown)
         if own and action in ("continue", "skip"):
-            reports = [job.go_on_own(found, own, progress, skip=action == "skip")]
+            reports = [job.go_on_own(found, own, progress, skip=action == "skip", new=new)]
         elif own:
             reports = job.start_own(found, new or "", base, own, options, progress)
         elif action in ("continue", "skip"):
-            reports = [job.go_on(found, wheel, options, progress, skip=action == "skip", new=new)]
+            reports = [job.go_on(found, wheel, progress, test=test, skip=action == "skip", new=new)]
         else:
             reports = [job.start(found, new or "", base, wheel, options, progress)]
     _end(reports, as_json, markdown)
@@ -103,24 +107,42 @@ def _end(reports: list[Report], as_json: bool, markdown: bool) -> None:
     job.require_finished(report)
 
 
+# What an open rebase knows already, or what writes nothing has no use for: silently ignored, it would mislead.
+_KNOWN = ("base", "append", "keep_going", "dry_run")
+_POINTLESS = {
+    "continue": _KNOWN,
+    "skip": _KNOWN,
+    "abort": (*_KNOWN, "wheel", "test", "place", "markdown"),
+    "check": ("append", "keep_going", "test"),
+}
+
+
 def _require_sense(new: str | None, base: str | None, action: str | None, wheel: Path | None) -> None:
     if action is None and not new:
         raise click.UsageError("name the release to move to, for example `sglang-bw rebase 0.5.24`")
-    if action in ("continue", "skip", "abort") and base:
-        raise click.UsageError(f"--from is known already: leave it away with --{action}")
+    if odd := _given(*_POINTLESS.get(action or "", ())):
+        raise click.UsageError(f"--{action} does not go with {', '.join(odd)}: leave it out")
     if action == "check" and wheel and not new:
         raise click.UsageError("--wheel is the wheel of one release: name it")
+    if new and new == base:
+        raise click.UsageError(f"{new} is where --from says that the series is: name another release")
+    if len(_given("as_json", "markdown")) > 1:
+        raise click.UsageError("--markdown and --json are two forms of the report: give one of them")
 
 
-def _require_sense_of_local(
-    local: Path | None, place: Path | None, action: str | None, wheel: Path | None, test: bool
-) -> None:
+def _given(*names: str) -> list[str]:
+    """Return those of this command's options that were given, as a user writes them."""
+    context = click.get_current_context()
+    return [param.opts[0] for param in context.command.params if param.name in names and context.params[param.name]]
+
+
+def _require_sense_of_local(local: Path | None, place: Path | None, action: str | None) -> None:
     if place and not local:
         raise click.UsageError("--out is the place of a local series: name it with --local DIR")
-    if local and (wheel or test or action == "check"):
+    if local and (_given("wheel", "test", "append") or action == "check"):
         raise click.UsageError(
-            "--local moves your patches between bases that have a series: leave out --wheel, --test and --check"
-            " (--dry-run reports and writes nothing)"
+            "--local moves your patches between bases that have a series: leave out --wheel, --test, --append and"
+            " --check (--dry-run reports and writes nothing)"
         )
 
 
@@ -173,6 +195,7 @@ def _table(report: Report) -> None:
         out.print(
             f"wrote {report.folder}; a build of it gave {report.wheel}, content digest {report.digest}", markup=False
         )
+    if report.folder and not report.is_local:
         out.print(f"tests: {report.tested} patches" if report.tested else "tests: not run (--test)", markup=False)
     out.print("\nnext", style="dim")
     for step in report.next_steps:

@@ -88,7 +88,7 @@ def _build(
     series: Series, sources: Iterable[Wheel], local: Path | None, out: Path, progress: Progress
 ) -> list[BuiltWheel]:
     lint.require_clean(series)
-    asked = load_for(local, series.base) if local else None
+    asked = load_for(local, series) if local else None
     built = []
     with _scratch(out) as scratch:
         files: dict[str, bytes] | None = None

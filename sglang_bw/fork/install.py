@@ -11,6 +11,7 @@ from sglang_bw.fork.environment import Environment
 from sglang_bw.fork.install_plan import Plan, missing_packages
 from sglang_bw.fork.installers import Report, install_engine, session, tidy, written
 from sglang_bw.fork.locks import render
+from sglang_bw.fork.series import patched_paths
 from sglang_bw.fork.verify import PACKAGE, Installation, State, inspect_environment
 from sglang_bw.fork.wheelhouse import PatchedWheel
 
@@ -25,7 +26,8 @@ def install(plan: Plan, report: Report) -> Installation:
         tidy(plan.environment, report)
         return plan.found
     wheel = _wheel(plan, report) if plan.replace_engine else None
-    with session(plan.environment, {p.name for p in plan.lock.packages}, report) as (lock, scratch):
+    names = {p.name for p in plan.lock.packages}
+    with session(plan.environment, names, report, patched_paths(plan.root)) as (lock, scratch):
         if plan.torch:
             report.step(f"installing torch from {plan.torch_index}")
             text = "".join(f"{package.name}=={package.version}\n" for package in plan.torch)

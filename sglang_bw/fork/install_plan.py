@@ -145,7 +145,7 @@ def plan_install(root: Path, request: Request) -> Plan:
     """
     wheel = PatchedWheel.open(request.wheel) if request.wheel else None
     series = Series.load(root, request.base or (wheel.base if wheel else newest_base(root)))
-    local = load_for(request.local, series.base) if request.local else None
+    local = load_for(request.local, series) if request.local else None
     environment = Environment.probe(request.python)
     checks.refuse((*unfit(environment, root, series, wheel), *_foreign(wheel, series, local)))
     driver = driver_version()

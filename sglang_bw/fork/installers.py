@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,8 @@ from typing import Protocol
 
 from sglang_bw.errors import BwError, DownloadError, HashMismatchError, InstallError, OutputError, RefusedError
 from sglang_bw.fork.ending import ended_with_us
-from sglang_bw.fork.environment import Environment, clean_environ, name_and_version
+from sglang_bw.fork.environment import Environment, clean_environ
+from sglang_bw.fork.leftovers import clear_half_distributions, clear_half_engine, set_aside
 from sglang_bw.fork.locks import Locked, find_uv
 
 PACKAGE = "sglang"
@@ -207,16 +208,20 @@ def locked(folder: Path, report: Report) -> Iterator[int]:
 
 
 @contextmanager
-def session(environment: Environment, names: set[str], report: Report) -> Iterator[tuple[int, Path]]:
+def session(
+    environment: Environment, names: set[str], report: Report, ours: Collection[str] = ()
+) -> Iterator[tuple[int, Path]]:
     """Hold the environment's lock, clear what a killed install left of it, and give a scratch folder.
 
     :param names: the packages whose half distributions may be removed, beside the engine's.
+    :param ours: paths that patches change or add: where no whole engine is there, nobody else would remove them.
     """
     with locked(environment.purelib, report) as lock:
         scratch = environment.purelib / SCRATCH
         shutil.rmtree(scratch, ignore_errors=True)
         try:
-            _clear_leftovers(environment, {PACKAGE, *names})
+            clear_half_distributions(environment, {PACKAGE, *names})
+            clear_half_engine(environment, ours)
             scratch.mkdir()
             yield lock, scratch
         except OSError as error:
@@ -232,30 +237,9 @@ def tidy(environment: Environment, report: Report) -> None:
     """Clear what a killed install left where the engine itself is right and nothing is to be installed."""
     scratch = environment.purelib / SCRATCH
     # Who may not write there did not leave it, and needs nothing of it.
-    if (scratch.exists() or any(_set_aside(environment))) and os.access(environment.purelib, os.W_OK):
+    if (scratch.exists() or any(set_aside(environment))) and os.access(environment.purelib, os.W_OK):
         with session(environment, set(), report):
             report.step("clearing what a killed install left")
-
-
-def _set_aside(environment: Environment) -> Iterator[Path]:
-    """Yield what pip has put aside of the engine, to delete it or to put it back."""
-    yield from environment.purelib.glob(f"~{PACKAGE[1:]}*")
-
-
-def _clear_leftovers(environment: Environment, names: set[str]) -> None:
-    """Remove half distributions, which installers can neither use nor replace.
-
-    Those are ``.dist-info`` folders without RECORD, and the ``~glang`` folders where pip keeps what it is about to
-    delete. Files of the packages themselves stay: the install that follows writes over them.
-    """
-    for info in environment.broken():
-        if name_and_version(info)[0] in names:
-            shutil.rmtree(info)
-    for left in _set_aside(environment):
-        if left.is_dir():
-            shutil.rmtree(left)
-        else:
-            left.unlink()
 
 
 def install_engine(

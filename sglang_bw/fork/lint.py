@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import itertools
 import re
 from collections import Counter
@@ -12,7 +13,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from sglang_bw.errors import LintError, PatchApplyError
 from sglang_bw.fork import mail, strict
-from sglang_bw.fork.series import Series
+from sglang_bw.fork.series import ORDER_FILE, Series
 
 REQUIRED = ("Upstream-Status", "Bug", "Why", "Removal", "Applies-To", "Test", "Verified-On")
 _NAME = re.compile(r"\d{4}-[a-z0-9]+(-[a-z0-9]+)*\.patch")
@@ -22,6 +23,8 @@ _BUG = re.compile(r"https://\S+|none \(.+\)")
 TODO = "TODO"
 UNFILLED = "is still to be filled in"
 _LF = b"\n"
+# In the lines that git writes; in those of a hunk it is the file's own.
+_CRLF = re.compile(rb"^(From |diff --git ).*\r$", re.MULTILINE)
 _ZERO = b"From 0000000000000000000000000000000000000000 "
 
 
@@ -56,14 +59,26 @@ def folder_findings(folder: Path, order: Sequence[str], judge: Callable[[mail.Pa
     """Return what is wrong with a folder of patches: with its order file, and what ``judge`` says of each patch."""
     findings = _order(folder, order)
     for path in (folder / name for name in order):
-        if not path.is_file():
+        if not path.is_file() or path.is_symlink():
             continue
         try:
             patch = mail.read_patch(path)
         except LintError as error:
             findings += error.findings
             continue
-        findings += [f"{patch.name}: {text}" for text in judge(patch)]
+        findings += [f"{patch.name}: {text}" for text in _bytes(path.read_bytes()) + judge(patch)]
+    return findings
+
+
+def _bytes(raw: bytes) -> list[str]:
+    """Return what editors, mail programs and killed copies do to a patch file, which git would tell in other words."""
+    findings = []
+    if raw.startswith(codecs.BOM_UTF8):
+        findings.append("begins with a byte order mark: save it as UTF-8 without one")
+    if _CRLF.search(raw):
+        findings.append("its lines end in CRLF, so no line of it is one of the release: `sed -i 's/\\r$//' FILE`")
+    if not raw.endswith(_LF):
+        findings.append("its last line has no end: the file is cut off, or an editor took the newline away")
     return findings
 
 
@@ -72,6 +87,13 @@ def _order(folder: Path, order: Sequence[str]) -> list[str]:
     findings = [f"series: {name} is listed {n} times" for name, n in Counter(order).items() if n > 1]
     findings += [f"series: {name} is listed, but there is no such file" for name in order if name not in on_disk]
     findings += [f"series: {name} is on disk, but not listed" for name in sorted(on_disk - set(order))]
+    there = [name for name in order if name in on_disk]
+    findings += [
+        f"{name} is a symbolic link, which an export would replace: put the file itself there"
+        for name in (ORDER_FILE, *there)
+        if (folder / name).is_symlink()
+    ]
+    findings += [f"{name} is no file" for name in there if (folder / name).is_dir()]
     findings += [f"series: {name}: a name is NNNN-topic.patch" for name in order if not _NAME.fullmatch(name)]
     if list(order) != sorted(order):
         findings.append("series: the numbers are not in the order of the list")

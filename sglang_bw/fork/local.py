@@ -18,7 +18,7 @@ from sglang_bw.fork import lint as checks
 from sglang_bw.fork import mail, strict
 from sglang_bw.fork.apply import PREFIX, Applied, Bench
 from sglang_bw.fork.record import LocalRecord, PatchRecord
-from sglang_bw.fork.series import ORDER_FILE, Pins, Series, local_option, read_order
+from sglang_bw.fork.series import ORDER_FILE, Pins, Series, local_option, read_order, root_option
 
 MARK = ".local."
 _FORM = "docs/own-patches.md describes a local series"
@@ -94,14 +94,15 @@ def lint(local: LocalSeries, base: str) -> list[str]:
     return checks.folder_findings(local.folder, local.order, judge)
 
 
-def load_for(folder: Path, base: str) -> LocalSeries:
-    """Read a local series and check it for ``base``.
+def load_for(folder: Path, series: Series) -> LocalSeries:
+    """Read a local series and check it for the base of ``series``, on which it is to lie.
 
     :raises LocalSeriesError: it cannot be read, or has findings; carries all of them.
     """
     local = LocalSeries.load(folder)
-    if findings := lint(local, base):
-        raise LocalSeriesError(findings, hint=f"`sglang-bw patches lint{local_option(folder)}` checks again; {_FORM}")
+    if findings := lint(local, series.base):
+        where = f"--base {series.base}{local_option(folder)}{root_option(series.folder.parent)}"
+        raise LocalSeriesError(findings, hint=f"`sglang-bw patches lint {where}` checks again; {_FORM}")
     return local
 
 
@@ -129,13 +130,14 @@ def apply_after(bench: Bench, local: LocalSeries, series: Series) -> LocalApplie
 
     :raises PatchApplyError: a patch does not apply exactly on top of the series.
     """
+    where = local_option(local.folder) + root_option(series.folder.parent)
     try:
         return LocalApplied(local, bench.put(local.patches))
     except PatchApplyError as error:
         raise PatchApplyError(
             f"local series {local.folder}: {error.message}",
             hint=f"it has to apply exactly on SGLang {series.base} with series {series.pins.local}."
-            f" Made for another base? `sglang-bw rebase {series.base}{local_option(local.folder)}` moves it",
+            f" Made for another base? `sglang-bw rebase {series.base}{where}` moves it (`--from` names that base)",
         ) from None
 
 

@@ -44,7 +44,7 @@ def try_local(series: Series, folder: Path, *, wheel: Path | None, progress: Pro
 
     :raises BwError: either series does not apply, or breaks the format.
     """
-    local = load_for(folder, series.base)
+    local = load_for(folder, series)
     source = _release(series, wheel)
     ours = [mail.read_patch(path) for path in series.files]
     with tempfile.TemporaryDirectory(prefix="sglang-bw-refresh-") as scratch:

@@ -11,7 +11,7 @@ from sglang_bw.fork import checks
 from sglang_bw.fork.environment import Environment
 from sglang_bw.fork.install_plan import Request, source_note, unfit
 from sglang_bw.fork.installers import Installer, Report, install_engine, session, tidy
-from sglang_bw.fork.series import Series, bases, newest_base
+from sglang_bw.fork.series import Series, bases, newest_base, patched_paths
 from sglang_bw.fork.upstream import fetch, pick_wheel
 from sglang_bw.fork.verify import PACKAGE, Installation, State, inspect_environment
 
@@ -91,7 +91,8 @@ def roll_back(plan: RollbackPlan, report: Report) -> Installation:
     name = pick_wheel(pins, plan.environment.python, plan.environment.machine)
     report.step(f"fetching {name}")
     stock = fetch(pins, name)
-    with session(plan.environment, set(), report) as (lock, scratch):
+    ours = patched_paths(plan.series.folder.parent)
+    with session(plan.environment, set(), report, ours) as (lock, scratch):
         report.step(f"installing {PACKAGE}==={pins.version}")
         requirement = f"{PACKAGE}==={pins.version} --hash=sha256:{pins.wheels[name]}"
         install_engine(plan.installer, stock, requirement, scratch, report, lock)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shlex
 import tomllib
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,6 +46,11 @@ def patches_root(explicit: Path | None = None) -> Path:
 def is_packaged(root: Path) -> bool:
     """Whether ``root`` is the copy inside the installed tool, which nothing may write to."""
     return root.resolve() == _PACKAGE_DIR / "patches"
+
+
+def has_tests(root: Path) -> bool:
+    """Whether the tests of the patches lie beside ``root``: the copy inside an installed tool travels without them."""
+    return (root.parent / "tests" / "patches").is_dir()
 
 
 def root_option(root: Path) -> str:
@@ -154,6 +160,15 @@ class Series:
         return cls(folder, read_pins(folder / PINS_FILE, base), tuple(read_order(folder / ORDER_FILE)))
 
 
+def patched_paths(root: Path) -> frozenset[str]:
+    """Return every path in a wheel that the series of any base changes or adds; a base that is damaged has none."""
+    found: set[str] = set()
+    for base in bases(root):
+        with suppress(LintError):
+            found.update(read_pins(root / base / PINS_FILE, base).patched)
+    return frozenset(found)
+
+
 def newest_base(root: Path) -> str:
     """Return the newest base under ``root``.
 
@@ -171,7 +186,7 @@ def read_order(path: Path) -> list[str]:
     :raises LintError: when it cannot be read.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise LintError([f"{path}: {error}"]) from None
     return [line.strip() for line in lines if line.strip() and not line.startswith("#")]

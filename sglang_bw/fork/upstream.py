@@ -145,7 +145,8 @@ def _pip_download(pins: Pins, name: str, digest: str, folder: Path) -> Path:
         )
     raise DownloadError(
         f"cannot download {name}: {last}",
-        hint="check the network and your pip index; offline, pass the upstream wheel with --wheel FILE",
+        # Not every command has --wheel, and a rebase needs two releases.
+        hint=f"check the network and your pip index; offline, copy that file into {folder.parent}",
     )
 
 

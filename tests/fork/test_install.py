@@ -519,6 +519,32 @@ def test_engine_half_replaced(engine: Engine, venv: Path, before: str) -> None:
     assert not list(site.glob("~*"))
 
 
+@pytest.mark.parametrize("record", ["whole", "cut off"])
+def test_rollback_over_a_half_engine_leaves_stock_only(engine: Engine, venv: Path, record: str) -> None:
+    """No installer knows the files of an engine without RECORD: those that patches add would be stock's now."""
+    site = site_packages(venv)
+    shutil.unpack_archive(engine.built, site, "zip")
+    (site / f"sglang-{engine.version}.dist-info/RECORD").unlink()
+    tuned = site / "sglang/tuned.json"
+    tuned.write_text("{}")
+    facts = json.loads((site / "sglang/_bw.json").read_text())
+    if record == "cut off":
+        (site / "sglang/_bw.json").write_text("{")
+    else:
+        # As a local patch has it: the series does not know that file.
+        facts["files"]["sglang/own.py"] = "0" * 64
+        (site / "sglang/own.py").write_text("own = 1\n")
+        facts["files"]["../outside.py"] = "0" * 64
+        (site / "sglang/_bw.json").write_text(json.dumps(facts))
+    (site.parent / "outside.py").touch()
+    done = run_cli(engine, venv, "--rollback")
+    assert done.returncode == 0, done.stderr
+    found = inspect(venv)
+    assert (found.state, found.version, found.problems) == (State.STOCK, VERSION, ())
+    assert found.added == ("sglang/tuned.json",)
+    assert (site.parent / "outside.py").exists()
+
+
 # --- refused before anything is downloaded
 
 

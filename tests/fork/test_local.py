@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from sglang_bw.errors import LocalSeriesError, PatchApplyError
+from sglang_bw.errors import LocalSeriesError, OutputError, PatchApplyError
 from sglang_bw.fork.build import BuiltWheel, build
 from sglang_bw.fork.local import LocalSeries, lint, load_for, local_version
 from sglang_bw.fork.record import BwRecord
@@ -141,7 +143,51 @@ def test_what_is_wrong_in_a_local_patch(
     assert len(findings) == 1
     assert finding in findings[0]
     with pytest.raises(LocalSeriesError, match="the local series has 1 finding"):
-        load_for(tmp_path / "own", VERSION)
+        load_for(tmp_path / "own", upstream.series())
+
+
+@pytest.mark.parametrize(
+    ("spoil", "finding"),
+    [
+        (lambda raw: raw.replace(b"\n", b"\r\n"), "its lines end in CRLF"),
+        (lambda raw: b"\xef\xbb\xbf" + raw, "begins with a byte order mark"),
+        (lambda raw: raw[:-3], "its last line has no end"),
+    ],
+)
+def test_what_others_do_to_a_file_is_told(spoil: Callable[[bytes], bytes], finding: str, own: Path) -> None:
+    assert lint(LocalSeries.load(own), VERSION) == []
+    path = own / "0001-faster.patch"
+    path.write_bytes(spoil(path.read_bytes()))
+    findings = lint(LocalSeries.load(own), VERSION)
+    assert any(text.startswith("0001-faster.patch: ") and finding in text for text in findings), findings
+    # The cure that is named is one.
+    if "CRLF" in finding:
+        subprocess.run(["sed", "-i", r"s/\r$//", path], check=True)
+        assert lint(LocalSeries.load(own), VERSION) == []
+
+
+def test_what_is_listed_is_a_file_of_its_own(own: Path, tmp_path: Path) -> None:
+    path = own / "0001-faster.patch"
+    for target in (path.rename(tmp_path / "elsewhere.patch"), tmp_path / "nowhere", path):
+        path.symlink_to(target)
+        findings = lint(LocalSeries.load(own), VERSION)
+        assert [text for text in findings if "0001-faster.patch is a symbolic link" in text]
+        path.unlink()
+    path.mkdir()
+    assert lint(LocalSeries.load(own), VERSION) == ["0001-faster.patch is no file"]
+
+
+def test_order_file_may_begin_with_a_byte_order_mark(own: Path) -> None:
+    order = (own / "series").read_bytes()
+    (own / "series").write_bytes(b"\xef\xbb\xbf" + order)
+    assert lint(LocalSeries.load(own), VERSION) == []
+
+
+def test_file_in_place_of_the_folder_is_refused_before_a_tree_is_opened(upstream: FakeUpstream, own: Path) -> None:
+    at = ("--patches", upstream.root, "--local", own / "series")
+    done = bw("patches", "new", "topic", "--wheel", upstream.wheel, *at)
+    assert done.returncode == OutputError.exit_code, done.stderr
+    assert "series is no folder" in done.stderr
 
 
 def test_folder_that_is_no_local_series(tmp_path: Path) -> None:

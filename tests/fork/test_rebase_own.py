@@ -16,6 +16,7 @@ from sglang_bw.fork.build import build
 from sglang_bw.fork.local import LocalSeries, lint
 from sglang_bw.fork.rebase import job
 from sglang_bw.fork.rebase.outcome import Word
+from sglang_bw.fork.rebase.own import Own
 from sglang_bw.fork.rebase.report import Report
 from tests.conftest import CHECKOUT
 from tests.fakeupstream import FakeUpstream, patched
@@ -55,7 +56,7 @@ class Bases:
         return {"python/sglang/engine.py": data}
 
     def move(self, out: Path | None = None, **options: bool) -> Report:
-        own = job.Own(self.own, out)
+        own = Own(self.own, out)
         return job.start_own(self.root, NEW, OLD, own, job.Options(**options), lambda step: None)[-1]
 
 
@@ -84,7 +85,7 @@ def test_patches_that_fit_move_as_they_are(bases: Bases, tmp_path: Path) -> None
     assert lint(LocalSeries.load(report.folder), NEW) == []
     built = build(bases.root, NEW, local=report.folder, out=tmp_path / "dist")
     assert (built.digest, built.version) == (report.digest, report.version)
-    assert report.next_steps == (f"sglang-bw upgrade {NEW} --local {report.folder}",)
+    assert report.next_steps == (f"sglang-bw upgrade {NEW} --local {report.folder} --patches {bases.root}",)
 
 
 def test_lines_that_moved_are_refreshed(bases: Bases, tmp_path: Path) -> None:
@@ -126,13 +127,13 @@ def test_conflict_is_handed_over_and_goes_on(bases: Bases) -> None:
     conflicting(bases)
     report = bases.move()
     assert words(report) == [Word.CLEAN, Word.CONFLICT]
-    assert report.next_steps[0] == f"sglang-bw rebase --continue --local {bases.own}"
+    assert report.next_steps[0] == f"sglang-bw rebase --continue --local {bases.own} --patches {bases.root}"
     with pytest.raises(RebaseStoppedError):
         job.require_finished(report)
     with pytest.raises(RebaseOpenError) as caught:
         bases.move()
     assert f"--continue --local {bases.own}" in caught.value.hint
-    own = job.Own(bases.own)
+    own = Own(bases.own)
     with pytest.raises(RebaseStoppedError, match="conflict markers are left"):
         job.go_on_own(bases.root, own, lambda step: None, skip=False)
     assert not (bases.own / NEW).exists()
@@ -149,11 +150,11 @@ def test_conflict_is_handed_over_and_goes_on(bases: Bases) -> None:
 def test_skip_and_abort(bases: Bases) -> None:
     conflicting(bases)
     bases.move()
-    assert job.abort(bases.root, job.Own(bases.own)) == (OLD, NEW)
+    assert job.abort(bases.root, Own(bases.own)) == (OLD, NEW)
     with pytest.raises(RebaseOpenError, match="no rebase is open"):
-        job.go_on_own(bases.root, job.Own(bases.own), lambda step: None, skip=True)
+        job.go_on_own(bases.root, Own(bases.own), lambda step: None, skip=True)
     bases.move()
-    report = job.go_on_own(bases.root, job.Own(bases.own), lambda step: None, skip=True)
+    report = job.go_on_own(bases.root, Own(bases.own), lambda step: None, skip=True)
     assert report.folder
     assert LocalSeries.load(report.folder).order == ("0001-faster.patch",)
 
@@ -188,7 +189,7 @@ def test_killed_move_goes_on(kill: str, bases: Bases) -> None:
         "from sglang_bw.fork.scratch import Scratch\n"
         f"{kill} = lambda *a, **k: os.kill(os.getpid(), 9)\n"
         f"job.start_own(pathlib.Path({str(bases.root)!r}), {NEW!r}, {OLD!r},"
-        f" job.Own(pathlib.Path({str(bases.own)!r})), job.Options(), lambda step: None)\n"
+        f" own.Own(pathlib.Path({str(bases.own)!r})), job.Options(), lambda step: None)\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
     assert subprocess.run([sys.executable, "-c", script], env=environment, check=False).returncode == -9
@@ -197,12 +198,37 @@ def test_killed_move_goes_on(kill: str, bases: Bases) -> None:
     assert (bases.own / NEW / "series").is_file()
 
 
+def test_typing_error_is_told_before_our_series_is_moved(bases: Bases, tmp_path: Path) -> None:
+    done = bw("rebase", NEW, "--from", OLD, "--patches", bases.root, "--local", tmp_path / "typo")
+    assert done.returncode == LocalSeriesError.exit_code
+    assert not (bases.root / NEW).exists()
+
+
+def test_what_was_asked_for_is_next_where_our_series_goes_first(bases: Bases) -> None:
+    own = f"sglang-bw rebase {NEW} --from {OLD} --local {bases.own} --patches {bases.root}"
+    assert bases.move(dry_run=True).next_steps[-1] == own
+
+
+def test_place_that_was_asked_for_holds_after_a_stop(bases: Bases, tmp_path: Path) -> None:
+    conflicting(bases)
+    own = Own(bases.own)
+    bases.move(tmp_path / "elsewhere")
+    with pytest.raises(RebaseOpenError, match=f"goes to {NEW}, not to 9.9.9"):
+        job.go_on_own(bases.root, own, lambda step: None, skip=True, new="9.9.9")
+    report = job.go_on_own(bases.root, own, lambda step: None, skip=True)
+    assert report.folder == tmp_path / "elsewhere"
+    assert not (bases.own / NEW).exists()
+
+
 def test_command(bases: Bases) -> None:
     conflicting(bases)
     at = ("--patches", bases.root, "--local", bases.own)
     dry = bw("rebase", NEW, "--from", OLD, *at, "--dry-run", "--json")
     assert dry.returncode == 0, dry.stderr
     assert [row["word"] for row in json.loads(dry.stdout)["patches"]] == ["clean", "conflict"]
+    assert json.loads(dry.stdout)["next"] == [
+        f"sglang-bw rebase {NEW} --from {OLD} --local {bases.own} --patches {bases.root}"
+    ]
     stopped = bw("rebase", NEW, "--from", OLD, *at)
     assert stopped.returncode == RebaseStoppedError.exit_code
     assert f"--continue --local {bases.own}" in stopped.stderr
@@ -211,4 +237,5 @@ def test_command(bases: Bases) -> None:
     assert f"{bases.own}/{NEW} was written without 0002-table.patch" in done.stderr
     assert f"wrote {bases.own}/{NEW}" in done.stdout
     assert bw("rebase", NEW, *at, "--test").returncode == 2
+    assert bw("rebase", NEW, *at, "--append").returncode == 2
     assert bw("rebase", NEW, "--patches", bases.root, "--out", "x").returncode == 2

@@ -49,7 +49,7 @@ class Project:
         return {str(path.relative_to(self.root)): path.read_bytes() for path in self.root.rglob("*") if path.is_file()}
 
     def bw(self, *arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "sglang_bw", "rebase", *map(str, arguments), "--patches", str(self.root)]
+        command = [sys.executable, "-m", "sglang_bw", "rebase", "--patches", str(self.root), *map(str, arguments)]
         return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
 
     def start(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -107,6 +107,70 @@ def test_conflict_is_handed_over_and_continued(project: Project) -> None:
     assert "conflict, resolved by hand" in done.stdout.replace("\n", " ")
     project.require_finished()
     assert project.bw("--continue").returncode == errors.RebaseOpenError.exit_code
+
+
+def test_hints_of_a_stop_can_be_pasted(project: Project) -> None:
+    at = f"--patches {project.root}"
+    stopped = project.start("--json")
+    assert json.loads(stopped.stdout)["next"] == [
+        f"sglang-bw rebase --{word} {at}" for word in ("continue", "skip", "abort")
+    ]
+    assert f"`sglang-bw rebase --continue {at}`" in project.start().stderr
+    # Another rebase than the open one: by its message the open one is finished, or ended.
+    other = project.bw(LATER, "--from", OLD)
+    assert f"`sglang-bw rebase --continue {at}`" in other.stderr
+    project.resolve()
+    assert project.bw("--continue", "--json").returncode == 0
+
+
+@pytest.mark.parametrize("odd", ["--dry-run", "--append", "--keep-going"])
+def test_what_an_open_rebase_knows_already_is_refused(odd: str, project: Project) -> None:
+    project.start()
+    state = (project.tree.parent / "state.json").read_bytes()
+    done = project.bw("--skip", odd)
+    assert done.returncode == 2, done.stdout
+    assert f"--skip does not go with {odd}" in done.stderr
+    assert (project.tree.parent / "state.json").read_bytes() == state
+    assert project.bw("--abort", "9.9.9").returncode == errors.RebaseOpenError.exit_code
+
+
+def test_sigterm_ends_it_as_ctrl_c_does(project: Project) -> None:
+    command = [sys.executable, "-m", "sglang_bw", "rebase", NEW, "--patches", str(project.root)]
+    command += ["--wheel", str(project.wheel), "--keep-going"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as tool:
+        assert tool.stderr is not None
+        tool.stderr.readline()  # it works
+        tool.terminate()
+        said = tool.stderr.read().splitlines()
+    assert (tool.returncode, said[-1]) == (130, "interrupted")
+    assert not list(project.tree.parent.glob("staged-*"))
+    assert project.snapshot() == project.before
+    assert project.start("--keep-going").returncode == errors.RebaseStoppedError.exit_code
+
+
+def test_tests_that_were_asked_for_are_run_after_a_stop(project: Project) -> None:
+    refused = project.start("--test")
+    assert refused.returncode == errors.RebaseFailedError.exit_code
+    assert "the tests cannot run" in refused.stderr
+    tests = project.root.parent / "tests"
+    (tests / "patches").mkdir(parents=True)
+    # The trailers name it; a test that does not fail on stock proves nothing.
+    (tests / "fakeupstream.py").write_text("def test_nothing(): pass\n")
+    assert project.start("--test").returncode == errors.RebaseStoppedError.exit_code
+    project.resolve()
+    done = project.bw("--continue")
+    assert done.returncode == errors.RebaseFailedError.exit_code
+    assert "the tests are not content" in done.stderr
+    assert project.snapshot() == project.before
+
+
+def test_what_makes_no_rebase_is_refused(project: Project, tmp_path: Path) -> None:
+    assert project.bw(OLD, "--from", OLD).returncode == 2
+    assert project.bw("--check", "--append").returncode == 2
+    assert project.start("--dry-run", "--json", "--markdown").returncode == 2
+    (tmp_path / "empty").mkdir()
+    nothing = project.bw("--check", "--patches", tmp_path / "empty")
+    assert nothing.returncode == errors.UnknownBaseError.exit_code, nothing.stderr
 
 
 @pytest.mark.parametrize("command", ["add", "commit", "cherry-pick"])
@@ -186,6 +250,8 @@ def test_keep_going_writes_the_rest_and_says_what_is_missing(project: Project) -
     done = project.start("--keep-going")
     assert done.returncode == errors.RebaseStoppedError.exit_code
     assert "without 0003-third.patch" in done.stderr
+    again = f"sglang-bw rebase {NEW} --from {OLD} --wheel {project.wheel} --patches {project.root}"
+    assert f"remove the folder and run `{again}`" in done.stderr
     assert Series.load(project.root, NEW).order == ("0001-first.patch", "0002-second.patch", "0004-fourth.patch")
 
 
@@ -212,6 +278,9 @@ def test_append_moves_what_the_new_series_lacks(project: Project) -> None:
     project.upstream.add_patch("fifth", {"python/sglang/x.py": b"x = 1\n"}, WORDS)
     project.upstream.pin()
     assert project.start().returncode == errors.OutputError.exit_code
+    dry = project.start("--append", "--dry-run", "--json")
+    command = f"sglang-bw rebase {NEW} --from {OLD} --append --wheel {project.wheel} --patches {project.root}"
+    assert json.loads(dry.stdout)["next"] == [command]
     done = project.start("--append", "--json")
     assert done.returncode == 0, done.stderr
     assert [patch["patch"] for patch in json.loads(done.stdout)["patches"]] == ["0005-fifth.patch"]
@@ -219,6 +288,11 @@ def test_append_moves_what_the_new_series_lacks(project: Project) -> None:
     assert (project.root / NEW / "0003-third.patch").read_bytes() == third
     assert (locks / "cpu.in").read_text() == "x\n"
     assert not list(project.root.glob(".*"))
+    project.upstream.add_patch("sixth", {"python/sglang/runner.py": b"gone\n"}, WORDS)
+    project.upstream.pin()
+    done = project.start("--append", "--keep-going")
+    # The folder has what was there before: it must not be removed to try again.
+    assert f"look at each: run `{command}`" in done.stderr
 
 
 def test_series_that_changed_meanwhile_is_refused(project: Project) -> None:
@@ -246,7 +320,7 @@ def test_damaged_scratch_is_one_error_and_can_be_thrown_away(damage: str, projec
     elif damage == "state damaged":
         state.write_text(state.read_text()[:-40])
     else:
-        state.write_text(state.read_text().replace('"schema_version": 1', '"schema_version": 7'))
+        state.write_text(state.read_text().replace('"schema_version": 2', '"schema_version": 7'))
     done = project.bw("--continue")
     assert done.returncode == errors.ScratchError.exit_code, done.stderr
     assert "Traceback" not in done.stderr

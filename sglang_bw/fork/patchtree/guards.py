@@ -17,10 +17,12 @@ _BUSY = ("rebase-merge", "rebase-apply", "MERGE_HEAD", "CHERRY_PICK_HEAD", "REVE
 
 
 def require_writable(target: Target) -> None:
-    """Refuse the series inside an installed tool; a local one may lie on it.
+    """Refuse the series inside an installed tool, and what is no folder; a local one may lie on the first.
 
-    :raises OutputError: it is that one.
+    :raises OutputError: it is one of them.
     """
+    if target.folder.exists() and not target.folder.is_dir():
+        raise OutputError(f"{target.folder} is no folder", hint="a local series is a folder: name one with --local DIR")
     if target.local is None and is_packaged(target.series.folder.parent):
         raise OutputError(f"{target.folder} is the copy inside the installed tool", hint=READ_ONLY)
 

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from sglang_bw.errors import BwError, OutputError, RebaseOpenError, RebaseStoppedError, UnknownBaseError
 from sglang_bw.fork import lint, releases
 from sglang_bw.fork.apply import Progress
+from sglang_bw.fork.local import load_for
 from sglang_bw.fork.mail import read_patch
 from sglang_bw.fork.rebase import own as local_rebase
 from sglang_bw.fork.rebase import publish, resolution, session
-from sglang_bw.fork.rebase.own import Move
+from sglang_bw.fork.rebase.own import Move, Own
 from sglang_bw.fork.rebase.report import Report
-from sglang_bw.fork.rebase.state import Phase, RebaseState
+from sglang_bw.fork.rebase.state import Asked, Phase, RebaseState
 from sglang_bw.fork.rebase.wheels import Wheels, find_wheels, known_wheels, pick_any, with_readers
 from sglang_bw.fork.scratch import Scratch, opened
-from sglang_bw.fork.series import Series, bases, is_packaged
+from sglang_bw.fork.series import Series, bases, is_packaged, newest_base, root_option
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,10 @@ def base_for(root: Path, new: str, base: str | None) -> str:
     :raises UnknownBaseError: there is none.
     """
     wanted = releases.parse_version(new)
+    if base == new:
+        raise UnknownBaseError(
+            f"{new} is the base itself", hint="name another release to move to, or another base with --from"
+        )
     if base:
         return base
     known = [name for name in bases(root) if name != new]
@@ -62,6 +67,8 @@ def start(root: Path, new: str, base: str | None, wheel: Path | None, options: O
     series = _series(root, base_for(root, new, base))
     publish.recover(root, new)
     _require_writable(root, new, options)
+    if options.test:
+        publish.require_tests(root)
     present = _series(root, new) if options.append else None
     name = session.scratch_name(root, "check" if options.dry_run else "rebase")
     with opened(name) as scratch, ThreadPoolExecutor(1) as beside:
@@ -80,16 +87,28 @@ def start(root: Path, new: str, base: str | None, wheel: Path | None, options: O
             session.resume(scratch, state, session.request_of(series, wheels, present))
             progress(f"going on after {len(state.outcomes)} patches")
         else:
-            leaves_out = options.keep_going or options.dry_run
-            state = session.begin(scratch, series, wheels, present, keep_going=leaves_out, progress=progress)
+            asked = Asked(
+                keep_going=options.keep_going or options.dry_run,
+                test=options.test,
+                wheel=str(wheel.resolve()) if wheel else "",
+            )
+            state = session.begin(scratch, series, wheels, present, asked=asked, progress=progress)
         return _finish(scratch, state, series, wheels, options, progress, started)
 
 
 def go_on(
-    root: Path, wheel: Path | None, options: Options, progress: Progress, *, skip: bool = False, new: str | None = None
+    root: Path,
+    wheel: Path | None,
+    progress: Progress,
+    *,
+    test: bool = False,
+    skip: bool = False,
+    new: str | None = None,
 ) -> Report:
     """Go on with the open rebase: take what a person made of the patch, or leave the patch out (``skip``).
 
+    :param test: run the patches' tests, also when that was not asked for at the start.
+    :param new: the release that it must go to, any by default.
     :raises RebaseOpenError: none is open, or it is another one.
     """
     started = time.monotonic()
@@ -97,11 +116,9 @@ def go_on(
         state = _open_state(scratch)
         publish.recover(root, state.request.new)
         _forget_finished(scratch, root, state.request.new)
-        state = _open_state(scratch)
-        if new and new != state.request.new:
-            raise RebaseOpenError(
-                f"the open rebase goes to {state.request.new}, not to {new}", hint=session.ways_out(state, scratch)
-            )
+        state = _open_state(scratch, new)
+        if test:
+            publish.require_tests(root)
         series = _series(root, state.request.base)
         wheels = known_wheels(series, state.request, wheel).reading(beside)
         present = _series(root, state.request.new) if state.request.present else None
@@ -110,15 +127,7 @@ def go_on(
             state = resolution.skip(scratch, state)
         elif state.phase is Phase.STOPPED:
             state = resolution.accept(scratch, state, read_patch(series.folder / state.patches[state.stopped_at]))
-        return _finish(scratch, state, series, wheels, options, progress, started)
-
-
-@dataclass(frozen=True)
-class Own:
-    """A user's local series to move: its folder, and where the result goes (by default a folder in it, named NEW)."""
-
-    folder: Path
-    out: Path | None = None
+        return _finish(scratch, state, series, wheels, Options(test=test), progress, started)
 
 
 def start_own(root: Path, new: str, base: str | None, own: Own, options: Options, progress: Progress) -> list[Report]:
@@ -129,9 +138,12 @@ def start_own(root: Path, new: str, base: str | None, own: Own, options: Options
     base = base_for(root, new, base)
     reports = []
     if new not in bases(root):
-        reports.append(start(root, new, base, None, options, progress))
-        if reports[0].needs_a_person or reports[0].folder is None:
-            return reports
+        # A typing error must not be told after ours has been written.
+        load_for(own.folder, Series.load(root, base))
+        ours = start(root, new, base, None, options, progress)
+        if ours.needs_a_person or ours.folder is None:
+            return [replace(ours, then=f"sglang-bw rebase {new} --from {base}{own.options}{root_option(root)}")]
+        reports.append(ours)
     move = Move.between(root, base, new, own.folder, own.out)
     wheels = with_readers(move.old, move.new.pins, pick_any(move.new.pins))
     leaves_out, is_dry = options.keep_going, options.dry_run
@@ -139,28 +151,33 @@ def start_own(root: Path, new: str, base: str | None, own: Own, options: Options
     return reports
 
 
-def go_on_own(root: Path, own: Own, progress: Progress, *, skip: bool) -> Report:
-    """Go on with the open rebase of a local series.
+def go_on_own(root: Path, own: Own, progress: Progress, *, skip: bool, new: str | None = None) -> Report:
+    """Go on with the open rebase of a local series; the result goes where it was asked for, or to ``own.out``.
 
-    :raises RebaseOpenError: none is open.
+    :raises RebaseOpenError: none is open, or it is another one than that to ``new``.
     """
     with opened(local_rebase.scratch_name(root, own.folder)) as scratch:
-        state = _open_state(scratch)
-        move = Move.between(root, state.request.base, state.request.new, own.folder, own.out)
+        state = _open_state(scratch, new)
+        if own.out:
+            asked = state.asked.model_copy(update={"out": str(own.out.resolve())})
+            state = state.model_copy(update={"asked": asked})
+        out = Path(state.asked.out) if state.asked.out else None
+        move = Move.between(root, state.request.base, state.request.new, own.folder, out)
         wheels = with_readers(move.old, move.new.pins, pick_any(move.new.pins))
         return local_rebase.go_on(scratch, state, move, wheels, skip=skip, progress=progress)
 
 
-def abort(root: Path, own: Own | None = None) -> tuple[str, str]:
+def abort(root: Path, own: Own | None = None, new: str | None = None) -> tuple[str, str]:
     """Throw the open rebase away, all patches untouched, and return the two versions.
 
     :param own: the one of this local series.
-    :raises RebaseOpenError: none is open.
+    :param new: the release that it must go to, any by default.
+    :raises RebaseOpenError: none is open, or it is another one.
     """
     name = local_rebase.scratch_name(root, own.folder) if own else session.scratch_name(root)
     with opened(name) as scratch:
         try:
-            state = _open_state(scratch)
+            state = _open_state(scratch, new)
             versions = state.request.base, state.request.new
             publish.recover(root, state.request.new)
         except RebaseOpenError:
@@ -182,7 +199,7 @@ def check(root: Path, new: str | None, base: str | None, wheel: Path | None, pro
     if new:
         wanted = [new]
     else:
-        base = _series(root, base or bases(root)[-1]).base
+        base = _series(root, base or newest_base(root)).base
         progress("asking the index for releases")
         wanted = [str(release.version) for release in releases.newer(base, releases.listed())]
     options = Options(dry_run=True)
@@ -204,7 +221,7 @@ def _finish(
         return report(seconds=time.monotonic() - started)
     with publish.staged(scratch, state, wheels.read_new(), progress) as made:
         root = series.folder.parent
-        if options.test:
+        if options.test or state.asked.test:
             made = publish.try_tests(made, state.outcomes, wheels.fetch_new(), root, progress)
         folder = None if options.dry_run else publish.write(made, root, replaces=bool(state.request.present))
         result = report(seconds=time.monotonic() - started, made=made, folder=folder)
@@ -221,10 +238,15 @@ def _forget_finished(scratch: Scratch, root: Path, new: str) -> None:
         publish.tidy(root, new)
 
 
-def _open_state(scratch: Scratch) -> RebaseState:
+def _open_state(scratch: Scratch, new: str | None = None) -> RebaseState:
+    """Return what is open; with ``new`` it has to go there."""
     state = scratch.read_state(RebaseState)
     if state is None:
         raise RebaseOpenError("no rebase is open", hint="`sglang-bw rebase NEW` begins one")
+    if new and new != state.request.new:
+        raise RebaseOpenError(
+            f"the open rebase goes to {state.request.new}, not to {new}", hint=session.ways_out(state, scratch)
+        )
     return state
 
 
@@ -263,8 +285,9 @@ def require_finished(report: Report) -> None:
         )
     if report.left_out and not report.is_dry:
         names = ", ".join(outcome.patch for outcome in report.left_out if outcome.word.needs_a_person)
+        # What was there before an --append must stay; what the folder lacks is tried again.
+        first = "" if report.state.request.present else "remove the folder and "
         raise RebaseStoppedError(
             f"{report.folder} was written without {names}",
-            hint=f"look at each: remove the folder and run `sglang-bw rebase {report.new} --from {report.base}"
-            f"{report.local_option}`",
+            hint=f"look at each: {first}run `{report.state.command}`",
         )

@@ -7,6 +7,7 @@ to a folder that does not exist yet, in one rename, after both readers, lint and
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import tempfile
 import time
@@ -22,10 +23,24 @@ from sglang_bw.fork.local import LocalSeries, load_for
 from sglang_bw.fork.mail import read_patch
 from sglang_bw.fork.rebase import resolution, session
 from sglang_bw.fork.rebase.report import Report
-from sglang_bw.fork.rebase.state import Phase, RebaseState, Request
+from sglang_bw.fork.rebase.state import Asked, Phase, RebaseState, Request
 from sglang_bw.fork.rebase.wheels import Wheels
 from sglang_bw.fork.scratch import Scratch, opened
-from sglang_bw.fork.series import ORDER_FILE, Series
+from sglang_bw.fork.series import ORDER_FILE, Series, local_option
+
+
+@dataclass(frozen=True)
+class Own:
+    """A user's local series to move: its folder, and where the result goes (by default a folder in it, named NEW)."""
+
+    folder: Path
+    out: Path | None = None
+
+    @property
+    def options(self) -> str:
+        """The options that name both, with a blank before each."""
+        out = f" --out {shlex.quote(str(self.out.resolve()))}" if self.out else ""
+        return out + local_option(self.folder)
 
 
 @dataclass(frozen=True)
@@ -46,7 +61,12 @@ class Move:
         old, ours = Series.load(root, base), Series.load(root, new)
         for series in (old, ours):
             lint.require_clean(series)
-        return cls(load_for(folder, base), old, ours, out or folder / new)
+        return cls(load_for(folder, old), old, ours, out or folder / new)
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether the result goes to another place than the usual one."""
+        return self.out != self.local.folder / self.new.base
 
     def request(self, wheels: Wheels) -> Request:
         """Return what is asked, as the state keeps it."""
@@ -84,7 +104,8 @@ def start(root: Path, move: Move, wheels: Wheels, *, keep_going: bool, dry_run: 
         if state:
             session.resume(scratch, state, move.request(wheels))
         else:
-            state = _begin(scratch, move, wheels, keep_going=keep_going or dry_run, progress=progress)
+            asked = Asked(keep_going=keep_going or dry_run, out=str(move.out.resolve()) if move.is_elsewhere else "")
+            state = _begin(scratch, move, wheels, asked, progress)
         return _finish(scratch, state, move, dry_run=dry_run, progress=progress)
 
 
@@ -100,7 +121,7 @@ def go_on(scratch: Scratch, state: RebaseState, move: Move, wheels: Wheels, *, s
     return _finish(scratch, state, move, dry_run=False, progress=progress)
 
 
-def _begin(scratch: Scratch, move: Move, wheels: Wheels, *, keep_going: bool, progress: Progress) -> RebaseState:
+def _begin(scratch: Scratch, move: Move, wheels: Wheels, asked: Asked, progress: Progress) -> RebaseState:
     with session.ready(scratch, progress):
         old, new = session.import_both(scratch, wheels, progress)
         progress(f"our series on SGLang {move.new.base}")
@@ -110,7 +131,7 @@ def _begin(scratch: Scratch, move: Move, wheels: Wheels, *, keep_going: bool, pr
         commits = scratch.am_series(move.local.files)
         _require_exact(scratch, move.local, commits)
     moving = list(zip(move.local.order, commits, strict=True))
-    return session.remember(scratch, move.request(wheels), origin, moving, onto, onto, keep_going=keep_going)
+    return session.remember(scratch, move.request(wheels), origin, moving, onto, onto, asked)
 
 
 def _with_series(scratch: Scratch, release: str, series: Series) -> str:
@@ -121,7 +142,7 @@ def _with_series(scratch: Scratch, release: str, series: Series) -> str:
     if tree != series.pins.tree:
         raise DriftError(
             f"the series of {series.base} makes tree {tree}, pinned is {series.pins.tree}",
-            hint=f"run `sglang-bw patches refresh --base {series.base}` if the patches are right",
+            hint=f"run `{session.refresh_command(series)}` if the patches are right",
         )
     return scratch.repo.run("rev-parse", "HEAD").text
 
@@ -160,7 +181,7 @@ def _finish(scratch: Scratch, state: RebaseState, move: Move, *, dry_run: bool, 
 
 
 def _build(move: Move, staged: Path, out: Path) -> BuiltWheel:
-    load_for(staged, move.new.base)
+    load_for(staged, move.new)
     return build(move.new.folder.parent, move.new.base, local=staged, out=out)
 
 

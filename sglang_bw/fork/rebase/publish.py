@@ -21,7 +21,7 @@ from sglang_bw.fork.rebase.outcome import PatchOutcome, Word
 from sglang_bw.fork.rebase.state import RebaseState
 from sglang_bw.fork.refresh import write_pins
 from sglang_bw.fork.scratch import Scratch
-from sglang_bw.fork.series import ORDER_FILE, PINS_FILE, Pins, Series
+from sglang_bw.fork.series import ORDER_FILE, PINS_FILE, Pins, Series, has_tests, root_option
 from sglang_bw.fork.wheel import Wheel
 
 
@@ -73,6 +73,18 @@ def _pins(state: RebaseState) -> Pins:
     return Pins(version=state.request.new, wheels=state.request.new_wheels)
 
 
+def require_tests(root: Path) -> None:
+    """Refuse to promise tests where there are none.
+
+    :raises RebaseFailedError: they do not lie beside the series.
+    """
+    if not has_tests(root):
+        raise RebaseFailedError(
+            f"{root.parent} has no tests/patches: the tests cannot run",
+            hint="leave out --test; it works in a checkout of sglang-bw",
+        )
+
+
 def try_tests(made: Made, outcomes: Sequence[PatchOutcome], stock: Path, root: Path, progress: Progress) -> Made:
     """Run the tests named in the trailers on the stock and the patched new release.
 
@@ -81,10 +93,6 @@ def try_tests(made: Made, outcomes: Sequence[PatchOutcome], stock: Path, root: P
         patch that was dropped as merged is still red on stock.
     """
     checkout = root.parent
-    if not (checkout / "tests" / "patches").is_dir():
-        raise RebaseFailedError(
-            f"{checkout} has no tests/patches: the tests cannot run", hint="--test works in a checkout of sglang-bw"
-        )
     with tempfile.TemporaryDirectory(prefix="sglang-bw-trial-") as folder:
         trees = [Path(folder) / kind for kind in ("stock", "patched")]
         for tree, wheel in zip(trees, (stock, made.wheel.path), strict=True):
@@ -154,7 +162,8 @@ def write(made: Made, root: Path, *, replaces: bool) -> Path:
             return target
         raise OutputError(
             f"{target} appeared meanwhile, with another content",
-            hint="move it away and run `sglang-bw rebase --continue`, or end the rebase with `--abort`",
+            hint=f"move it away and run `sglang-bw rebase --continue{root_option(root)}`, or end the rebase with"
+            " `--abort`",
         )
     try:
         shutil.rmtree(beside, ignore_errors=True)
@@ -169,7 +178,8 @@ def write(made: Made, root: Path, *, replaces: bool) -> Path:
     except OSError as error:
         shutil.rmtree(beside, ignore_errors=True)
         raise OutputError(
-            f"cannot write {target}: {error.strerror}", hint="the rebase is kept: `sglang-bw rebase --continue`"
+            f"cannot write {target}: {error.strerror}",
+            hint=f"the rebase is kept: `sglang-bw rebase --continue{root_option(root)}`",
         ) from None
     return target
 

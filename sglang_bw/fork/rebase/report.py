@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_bw.fork.rebase.outcome import HunkWord, PatchOutcome
 from sglang_bw.fork.rebase.state import Phase, RebaseState
+from sglang_bw.fork.series import has_tests, root_option
 
 if TYPE_CHECKING:
     from sglang_bw.fork.rebase.publish import Made
@@ -22,14 +23,11 @@ class Report:
     """What a rebase gave so far.
 
     ``waiting`` are patches that were not tried yet; ``stopped`` is the one that a person must look at, in ``tree``;
-    ``folder`` is the new base when it was written; ``version`` what its wheel is called; ``local`` the folder of the
-    local series that was moved, if it was one.
+    ``folder`` is the new base when it was written; ``version`` what its wheel is called; ``then`` is the command that
+    was asked for, where it goes on only after this.
     """
 
-    base: str
-    new: str
-    outcomes: tuple[PatchOutcome, ...]
-    waiting: tuple[str, ...]
+    state: RebaseState
     tree: Path
     seconds: float
     stopped: PatchOutcome | None = None
@@ -38,7 +36,7 @@ class Report:
     wheel: str = ""
     digest: str = ""
     tested: int = 0
-    local: str = ""
+    then: str = ""
 
     @classmethod
     def of(
@@ -52,10 +50,7 @@ class Report:
     ) -> Report:
         """Make the report of a rebase that stopped, or of the base that was made."""
         return cls(
-            base=state.request.base,
-            new=state.request.new,
-            outcomes=state.outcomes,
-            waiting=state.patches[len(state.outcomes) :],
+            state=state,
             tree=tree,
             seconds=seconds,
             stopped=state.outcomes[-1] if state.phase is Phase.STOPPED else None,
@@ -64,8 +59,32 @@ class Report:
             wheel=made.wheel.path.name if made else "",
             digest=made.wheel.digest if made else "",
             tested=len(made.tests) if made else 0,
-            local=state.request.local,
         )
+
+    @property
+    def base(self) -> str:
+        """The release that the patches come from."""
+        return self.state.request.base
+
+    @property
+    def new(self) -> str:
+        """The release that they go to."""
+        return self.state.request.new
+
+    @property
+    def is_local(self) -> bool:
+        """Whether a user's own series was moved, not ours."""
+        return bool(self.state.request.local)
+
+    @property
+    def outcomes(self) -> tuple[PatchOutcome, ...]:
+        """What became of each patch that was tried."""
+        return self.state.outcomes
+
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        """The patches that were not tried yet."""
+        return self.state.patches[len(self.outcomes) :]
 
     @property
     def is_dry(self) -> bool:
@@ -87,27 +106,33 @@ class Report:
         """The count of each word."""
         counts = Counter(outcome.word.value for outcome in self.outcomes)
         words = ", ".join(f"{count} {word}" for word, count in counts.most_common())
-        return words + (f", {len(self.waiting)} not tried yet" if self.waiting else "")
-
-    @property
-    def local_option(self) -> str:
-        """The option that names the local series, with a blank before it, or nothing."""
-        return f" --local {shlex.quote(self.local)}" if self.local else ""
+        return (words or "no patch to move") + (f", {len(self.waiting)} not tried yet" if self.waiting else "")
 
     @property
     def next_steps(self) -> tuple[str, ...]:
         """The commands that follow."""
+        return (*self._own_steps, self.then) if self.then else self._own_steps
+
+    @property
+    def _own_steps(self) -> tuple[str, ...]:
+        elsewhere = root_option(Path(self.state.request.root))
         if self.stopped:
-            return tuple(f"sglang-bw rebase --{word}{self.local_option}" for word in ("continue", "skip", "abort"))
-        if self.local:
-            return (f"sglang-bw upgrade {self.new} --local {shlex.quote(str(self.folder))}",) if self.folder else ()
-        if self.folder:
-            return (
+            return tuple(self.state.request.then(word) for word in ("continue", "skip", "abort"))
+        if self.folder is None:
+            can_test = not self.is_local and has_tests(Path(self.state.request.root))
+            return (self.state.command + (" --test" if can_test else ""),)
+        if self.is_local:
+            return (f"sglang-bw upgrade {self.new} --local {shlex.quote(str(self.folder.resolve()))}{elsewhere}",)
+        # Those two work on the checkout's own patches/.
+        checkout = (
+            ()
+            if elsewhere
+            else (
                 f"scripts/lock --base {self.new} --wheel WHEEL",
                 *(() if self.tested else (f"pytest tests/patches/test_series.py -k {self.new}",)),
-                f"sglang-bw patches refresh --base {self.new} --release",
             )
-        return (f"sglang-bw rebase {self.new} --from {self.base} --test",)
+        )
+        return (*checkout, f"sglang-bw patches refresh --base {self.new} --release{elsewhere}")
 
     def as_json(self) -> dict[str, Any]:
         """Return the report for programs."""

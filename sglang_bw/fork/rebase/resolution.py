@@ -43,7 +43,7 @@ def accept(scratch: Scratch, state: RebaseState, patch: Patch) -> RebaseState:
     if tree == repo.tree(state.head):
         raise RebaseStoppedError(
             f"nothing is left of {patch.name}",
-            hint=f"`sglang-bw rebase --skip{state.local_option}` leaves it out of the new series",
+            hint=f"`{state.request.then('skip')}` leaves it out of the new series",
         )
     repo.run("reset", "--quiet", "--soft", state.head)
     repo.run("commit", "--quiet", "--no-verify", "--reuse-message", commit)
@@ -55,7 +55,8 @@ def accept(scratch: Scratch, state: RebaseState, patch: Patch) -> RebaseState:
 def _require_stopped(state: RebaseState) -> RebaseState:
     if state.phase is not Phase.STOPPED:
         raise RebaseOpenError(
-            "no patch waits for a person", hint="go on with `sglang-bw rebase --continue`, or end it with `--abort`"
+            "no patch waits for a person",
+            hint=f"go on with `{state.request.then('continue')}`, or end it with `--abort`",
         )
     return state
 
@@ -86,7 +87,7 @@ def _refuse(scratch: Scratch, state: RebaseState, patch: Patch, problems: Sequen
         listed = "".join(f"\n  {problem}" for problem in problems)
         raise RebaseStoppedError(
             f"{patch.name} is not resolved yet:{listed}",
-            hint=f"edit {scratch.tree}, then `sglang-bw rebase --continue{state.local_option}`",
+            hint=f"edit {scratch.tree}, then `{state.request.then('continue')}`",
         )
 
 

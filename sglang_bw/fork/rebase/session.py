@@ -19,11 +19,11 @@ from sglang_bw.fork.apply import PREFIX, Progress
 from sglang_bw.fork.mail import read_patch
 from sglang_bw.fork.rebase.move import Mover
 from sglang_bw.fork.rebase.search import Tree
-from sglang_bw.fork.rebase.state import Phase, RebaseState, Request, require_same
+from sglang_bw.fork.rebase.state import Asked, Phase, RebaseState, Request, require_same
 from sglang_bw.fork.rebase.units import forget
 from sglang_bw.fork.rebase.wheels import Wheels
 from sglang_bw.fork.scratch import Scratch
-from sglang_bw.fork.series import Series
+from sglang_bw.fork.series import Series, root_option
 
 # A scratch repository is reused until it holds more than these.
 _MOST_RELEASES = 4
@@ -62,7 +62,7 @@ def begin(
     wheels: Wheels,
     present: Series | None,
     *,
-    keep_going: bool,
+    asked: Asked,
     progress: Progress,
 ) -> RebaseState:
     """Make the two releases and the old series commits, and remember the rebase.
@@ -82,7 +82,7 @@ def begin(
         scratch.start(onto, work_on=[])
         head = [onto, *scratch.am_series(present.files if present else ())][-1]
     request = request_of(series, wheels, present)
-    return remember(scratch, request, origin, moving, onto, head, keep_going=keep_going)
+    return remember(scratch, request, origin, moving, onto, head, asked)
 
 
 @contextmanager
@@ -129,8 +129,7 @@ def remember(
     moving: Sequence[tuple[str, str]],
     onto: str,
     head: str,
-    *,
-    keep_going: bool,
+    asked: Asked,
 ) -> RebaseState:
     """Write the state of a rebase that begins.
 
@@ -146,7 +145,7 @@ def remember(
         series=tuple(commit for _, commit in moving),
         onto=onto,
         head=head,
-        keep_going=keep_going,
+        asked=asked,
     )
     scratch.write_state(state)
     return state
@@ -163,20 +162,25 @@ def _require_no_drift(scratch: Scratch, series: Series, origin: str) -> None:
     if series.pins.tree and tree != series.pins.tree:
         raise DriftError(
             f"the series makes tree {tree}, pinned is {series.pins.tree}",
-            hint=f"run `sglang-bw patches refresh --base {series.base}` if the patches are right",
+            hint=f"run `{refresh_command(series)}` if the patches are right",
         )
+
+
+def refresh_command(series: Series) -> str:
+    """Return the command line that pins what the patches of a series make now."""
+    return f"sglang-bw patches refresh --base {series.base}{root_option(series.folder.parent)}"
 
 
 def ways_out(state: RebaseState, scratch: Scratch) -> str:
     """Return what a user can do with an open rebase."""
+    go_on = f"`{state.request.then('continue')}`"
     if state.phase is Phase.STOPPED:
         stopped = state.outcomes[-1]
         return (
-            f"it waits at {stopped.patch}: edit {scratch.tree} and run `sglang-bw rebase --continue"
-            f"{state.local_option}`, leave the patch out with `--skip`, or throw everything away with `--abort`"
+            f"it waits at {stopped.patch}: edit {scratch.tree} and run {go_on}, leave the patch out with `--skip`, or"
+            " throw everything away with `--abort`"
         )
-    option = state.local_option
-    return f"go on with `sglang-bw rebase --continue{option}`, or throw it away with `sglang-bw rebase --abort{option}`"
+    return f"go on with {go_on}, or throw it away with `{state.request.then('abort')}`"
 
 
 def resume(scratch: Scratch, state: RebaseState, request: Request) -> None:
@@ -189,14 +193,14 @@ def resume(scratch: Scratch, state: RebaseState, request: Request) -> None:
     if state.tool != __version__:
         raise RebaseOpenError(
             f"the open rebase was begun by sglang-bw {state.tool}, this is {__version__}",
-            hint="finish it with that version, or end it with `sglang-bw rebase --abort`",
+            hint=f"finish it with that version, or end it with `{state.request.then('abort')}`",
         )
     scratch.require_sound()
     for commit in (state.origin, state.onto, state.head, *state.series):
         if scratch.repo.run("cat-file", "-e", f"{commit}^{{commit}}", check=False).code:
             raise ScratchError(
                 f"{scratch.tree} has lost commit {commit[:12]}",
-                hint="end the rebase with `sglang-bw rebase --abort` and start again",
+                hint=f"end the rebase with `{state.request.then('abort')}` and start again",
             )
 
 
@@ -223,8 +227,8 @@ def move_all(scratch: Scratch, state: RebaseState, folder: Path, progress: Progr
     for number in range(len(state.outcomes), len(files)):
         progress(f"patch {number + 1}/{len(files)} {files[number].name}")
         outcome = mover.move(read_patch(files[number]), state.series[number])
-        stops = outcome.word.needs_a_person and not state.keep_going
-        if outcome.word.needs_a_person and state.keep_going:
+        stops = outcome.word.needs_a_person and not state.asked.keep_going
+        if outcome.word.needs_a_person and state.asked.keep_going:
             outcome = outcome.model_copy(update={"left_out": True})
         head = scratch.repo.run("rev-parse", "HEAD").text
         if head != state.head:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shlex
 from enum import StrEnum
+from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from sglang_bw.errors import RebaseOpenError
 from sglang_bw.fork.rebase.outcome import PatchOutcome
+from sglang_bw.fork.series import local_option, root_option
 
 
 class Phase(StrEnum):
@@ -45,6 +47,27 @@ class Request(_Frozen):
     local: str = ""
     below: tuple[dict[str, str], dict[str, str]] = ({}, {})
 
+    @property
+    def options(self) -> str:
+        """The options that name what is moved, with a blank before each, or nothing."""
+        return local_option(Path(self.local) if self.local else None) + root_option(Path(self.root))
+
+    def then(self, word: str) -> str:
+        """Return the command line that goes on with this rebase, or ends it: ``continue``, ``skip``, ``abort``."""
+        return f"sglang-bw rebase --{word}{self.options}"
+
+
+class Asked(_Frozen):
+    """How a rebase was asked for, beside what is moved: said once, it holds to the end.
+
+    ``out`` is where a local series goes, ``wheel`` the file in which the new release was given; both absolute.
+    """
+
+    keep_going: bool = False
+    test: bool = False
+    out: str = ""
+    wheel: str = ""
+
 
 class RebaseState(_Frozen):
     """A rebase that is open.
@@ -54,7 +77,7 @@ class RebaseState(_Frozen):
     included.
     """
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     tool: str
     request: Request
     phase: Phase
@@ -64,17 +87,15 @@ class RebaseState(_Frozen):
     onto: str
     head: str
     outcomes: tuple[PatchOutcome, ...] = ()
-    keep_going: bool = False
+    asked: Asked = Asked()
 
     @property
     def command(self) -> str:
-        """The rebase as a command line."""
-        return f"sglang-bw rebase {self.request.new} --from {self.request.base}{self.local_option}"
-
-    @property
-    def local_option(self) -> str:
-        """The option that names the local series, with a blank before it, or nothing."""
-        return f" --local {shlex.quote(self.request.local)}" if self.request.local else ""
+        """The rebase as a command line that works from any place."""
+        options = " --append" if self.request.present else ""
+        for name, path in (("wheel", self.asked.wheel), ("out", self.asked.out)):
+            options += f" --{name} {shlex.quote(path)}" if path else ""
+        return f"sglang-bw rebase {self.request.new} --from {self.request.base}{options}{self.request.options}"
 
     @property
     def stopped_at(self) -> int:
@@ -94,10 +115,10 @@ def require_same(state: RebaseState, request: Request) -> None:
     if set(differs) & {"base", "new"}:
         raise RebaseOpenError(
             f"a rebase from {state.request.base} to {state.request.new} is open",
-            hint=f"finish it with `{state.command} --continue`, or end it with `sglang-bw rebase --abort`",
+            hint=f"finish it with `{state.request.then('continue')}`, or end it with `{state.request.then('abort')}`",
         )
     what = "the series on disk" if set(differs) <= {"series", "present"} else " and ".join(differs)
     raise RebaseOpenError(
         f"{what} changed since the rebase from {state.request.base} to {state.request.new} began",
-        hint="end it with `sglang-bw rebase --abort` and start again, or undo the change",
+        hint=f"end it with `{state.request.then('abort')}` and start again, or undo the change",
     )
