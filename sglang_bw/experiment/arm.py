@@ -14,6 +14,7 @@ import httpx
 
 from sglang_bw.errors import ArmError, GpuSelectionError, LoadError
 from sglang_bw.experiment import served
+from sglang_bw.experiment.client import StreamFailedError
 from sglang_bw.experiment.gpu import GpuSampler
 from sglang_bw.experiment.graphs import graph_share
 from sglang_bw.experiment.served import Info
@@ -240,6 +241,12 @@ def _ask(plan: ArmPlan, method: str, path: str) -> httpx.Response:
     headers = {"Authorization": f"Bearer {plan.api_key}"} if plan.api_key else {}
     try:
         return httpx.request(method, plan.url + path, headers=headers, timeout=_ASK_S, verify=False, trust_env=False)
+    except httpx.TimeoutException as error:
+        raise StreamFailedError(
+            "timeout",
+            f"arm {plan.name} said nothing for {_ASK_S:.0f} s at {plan.url}{path}",
+            hint="It hangs; its log says at what.",
+        ) from error
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise LoadError(
             f"arm {plan.name} does not answer at {plan.url}: {error}",

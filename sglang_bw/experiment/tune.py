@@ -75,7 +75,8 @@ class Bench(Protocol):
         """Measure a choice against the recipe as it is; a failed start gives no run.
 
         :param is_decided: asked after each round; true ends the trial.
-        :raises TuneError: the recipe as it is does not start.
+        :raises TuneError: the recipe as it is does not start, or fails while it is measured.
+        :raises BwError: what ended the trial would end the others, too: a prompt, a disk, a port.
         """
 
 
@@ -107,7 +108,8 @@ class Tuning:
     def run(self) -> list[Tried]:
         """Search until the budget, the trials or the choices end; return what was tried, the best first.
 
-        :raises TuneError: the recipe as it is does not start, or another search has this name.
+        :raises TuneError: the recipe as it is cannot be measured, or another search has this name.
+        :raises BwError: something that is no choice's fault ended a trial.
         """
         study = self._study()
         for tried in self._earlier():

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,22 +18,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sglang_bw.errors import LoadError
 from sglang_bw.experiment import ab as experiment
+from sglang_bw.experiment import arm as arms
 from sglang_bw.experiment import blocks
 from sglang_bw.experiment import prompts as prompt_sets
 from sglang_bw.experiment import verdict as verdicts
 from sglang_bw.experiment.ab import Experiment
-from sglang_bw.experiment.arm import Arm, ArmPlan
+from sglang_bw.experiment.arm import Arm, ArmPlan, Name
 from sglang_bw.experiment.client import Sampling
 from sglang_bw.experiment.head import head
 from sglang_bw.experiment.pair import Pair
 from sglang_bw.experiment.prompts import Prompt
 from sglang_bw.experiment.settings import Settings
 from sglang_bw.experiment.verdict import Limits
+from sglang_bw.launch.server import PortLostError
 from sglang_bw.ledger.record import Block, RequestRow, RunRecord
 from sglang_bw.ledger.report.policy import switches
 from sglang_bw.ledger.runfile import RunFile, read
-from tests.experiment.conftest import StartMock
+from tests.experiment.conftest import Silent, StartMock
 from tests.launch.serving import until
 
 FAST = ["--prompts", "tiny", "--count", "6", "--max-tokens", "12", "--rounds", "4"]
@@ -265,22 +269,72 @@ def test_the_start_of_both_arms_is_no_part_of_the_budget(mock: StartMock, record
 
     prompts = prompt_sets.load("tiny").first(2)
     settings = Settings(prompts, Sampling(max_tokens=4), budget_s=1.0, within=1e-6)
-    Experiment(
-        head(plans, None, settings, recipe=None),
-        Pair(plans, slowly, together=True),
-        settings,
-        RunFile(record),
-        Silent(),
-    ).run()
+    run_here(plans, slowly, settings, record)
     assert len(read(record).blocks) > 4
 
 
-class Silent:
-    def block(self, name: str, round_number: int, concurrency: int, total: int) -> None: ...
+def test_only_the_first_round_of_turns_loads_both_arms(mock: StartMock, record: Path) -> None:
+    """Loads of 1.5 s: the first round takes 3 s and a bit, the second half of that."""
+    found = in_turns(mock, record, budget_s=5.4)
+    assert [ratio.rounds for ratio in outcome(found).ratios] == [2]
 
-    def answered(self, count: int) -> None: ...
 
-    def round_over(self, rounds: int, ratios: Any) -> None: ...
+def in_turns(mock: StartMock, record: Path, *, budget_s: float) -> RunRecord:
+    plans = ArmPlan("A", "a", mock(token_s=0.001)), ArmPlan("B", "b", mock(token_s=0.001))
+
+    def slowly(plan: ArmPlan) -> Arm:
+        time.sleep(1.5)
+        return Arm(plan, None)
+
+    settings = Settings(prompt_sets.load("tiny").first(2), Sampling(max_tokens=4), budget_s=budget_s, within=1e-6)
+    run_here(plans, slowly, settings, record, together=False)
+    return read(record)
+
+
+def run_here(
+    plans: tuple[ArmPlan, ArmPlan],
+    start: Callable[[ArmPlan], Arm],
+    settings: Settings,
+    record: Path,
+    *,
+    together: bool = True,
+    pair: type[Pair] = Pair,
+) -> None:
+    begin = head(plans, None, settings, recipe=None)
+    Experiment(begin, pair(plans, start, together=together), settings, RunFile(record), Silent()).run()
+
+
+class Engines(Pair):
+    """Knows that every engine is gone, as for those that were started here."""
+
+    def why(self, name: Name) -> str | None:
+        return f"the engine of arm {name} ended: SIGKILL"
+
+
+@pytest.mark.parametrize(
+    ("fault", "pair", "failure"), [("dies-idle", Engines, "server-died"), ("hangs-idle", Pair, "timeout")]
+)
+def test_an_engine_that_fails_between_blocks_has_failed(
+    mock: StartMock, record: Path, monkeypatch: pytest.MonkeyPatch, fault: str, pair: type[Pair], failure: str
+) -> None:
+    monkeypatch.setattr(arms, "_ASK_S", 1.0)
+    plans = ArmPlan("A", "a", mock()), ArmPlan("B", "b", mock(fault=fault, fault_after=2))
+    settings = Settings(prompt_sets.load("tiny").first(2), Sampling(max_tokens=4))
+    with pytest.raises(LoadError):
+        run_here(plans, lambda plan: Arm(plan, None), settings, record, pair=pair)
+    found = outcome(read(record))
+    assert (found.failure, found.arm) == (failure, "B")
+
+
+def test_a_port_that_is_lost_is_no_failure_of_a_launch(mock: StartMock, record: Path) -> None:
+    plans = ArmPlan("A", "a", mock()), ArmPlan("B", "b", mock())
+
+    def lose(_plan: ArmPlan) -> Arm:
+        raise PortLostError("another process took port 1 while the engine loaded")
+
+    with pytest.raises(PortLostError):
+        run_here(plans, lose, Settings(prompt_sets.load("tiny").first(2)), record)
+    assert outcome(read(record)).failure == "other"
 
 
 @pytest.mark.parametrize(
@@ -295,6 +349,7 @@ class Silent:
         ("abort", 70, "server-error", "aborted the request"),
         ("never", 70, "timeout", "said nothing"),
         ("context", 72, "prompts", "does not fit"),
+        ("400", 70, "prompts", "no tools here"),
     ],
 )
 def test_a_failure_mid_run_keeps_what_was_finished(
@@ -316,16 +371,9 @@ def test_a_fault_of_this_tool_has_an_outcome_too(
 ) -> None:
     plans = ArmPlan("A", "a", mock()), ArmPlan("B", "b", mock())
     settings = Settings(prompt_sets.load("tiny").first(2), Sampling(max_tokens=4), rounds=2)
-    one = Experiment(
-        head(plans, None, settings, recipe=None),
-        Pair(plans, lambda plan: Arm(plan, None), together=True),
-        settings,
-        RunFile(record),
-        Silent(),
-    )
     monkeypatch.setattr(Silent, "round_over", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        one.run()
+        run_here(plans, lambda plan: Arm(plan, None), settings, record)
     run = read(record)
     assert (len(run.blocks), outcome(run).failure) == (2, "other")
     assert outcome(run).failure_text == "ZeroDivisionError: division by zero"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -16,18 +17,29 @@ from hypothesis import strategies as st
 
 from sglang_bw.cli.experiment import ab as ab_command
 from sglang_bw.cli.tune import tune as tune_command
-from sglang_bw.errors import TuneError
+from sglang_bw.errors import BwError, TuneError
+from sglang_bw.experiment import prompts, tune, tuned
 from sglang_bw.experiment import space as spaces
-from sglang_bw.experiment import tune, tuned
+from sglang_bw.experiment.arm import Arm, ArmPlan
+from sglang_bw.experiment.bench import ServerBench
+from sglang_bw.experiment.client import Sampling
+from sglang_bw.experiment.settings import Settings
 from sglang_bw.experiment.space import AS_IS, OFF, Choice, Setting, Space
 from sglang_bw.experiment.tune import IsDecided, Score, Tried, Tuning
 from sglang_bw.experiment.verdict import Limits
+from sglang_bw.host import fingerprint
+from sglang_bw.launch import command as commands
+from sglang_bw.launch import engine as engines
+from sglang_bw.launch.command import Command
 from sglang_bw.ledger.entry import Entry, new_id, of_run
+from sglang_bw.ledger.failure import FailureClass
+from sglang_bw.ledger.query import Query
 from sglang_bw.ledger.record import Outcome, RunRecord
 from sglang_bw.ledger.store import Ledger
 from sglang_bw.recipes import flags, lookup
 from sglang_bw.recipes.hardware import Hardware
 from sglang_bw.recipes.schema import Recipe
+from tests.experiment.conftest import Silent, StartMock
 from tests.ledger.runs import BEGAN, ratio, run
 
 SPACE = Space((Setting("steps", (AS_IS, "1", "2", OFF)), Setting("max-running-requests", (AS_IS, "4", "8"))))
@@ -270,6 +282,63 @@ def test_scores_over_concurrencies(parts: list[tuple[float, float]]) -> None:
     assert min(one.value for one in scores) <= found.value * 1.0000001
     assert found.low <= found.value * 1.0000001
     assert found.value <= found.high * 1.0000001
+
+
+@pytest.fixture
+def server_bench(mock: StartMock, ledger: Ledger, tmp_path: Path) -> Callable[[str, str], ServerBench]:
+    """Return a bench whose recipe as it is, and whose choices, are servers with the faults that are asked for."""
+
+    def made(fault_a: str, fault_b: str) -> ServerBench:
+        recipe, engine = lookup.find("tiny"), engines.find()
+        servers = {"A": mock(fault=fault_a, fault_after=2), "B": mock(fault=fault_b, fault_after=2)}
+
+        class MockBench(ServerBench):
+            def _start(self, plan: ArmPlan) -> Arm:
+                return Arm(replace(plan, url=servers[plan.name], command=None), None)
+
+        def build(choice: Choice, port: int) -> Command:
+            extra = flags.from_mapping({name: value for name, value in choice.items() if value != AS_IS})
+            return commands.build(recipe, Hardware(device="cpu"), {}, port=port, extra=extra, version="0.5.23+bw.1")
+
+        settings = Settings(prompts.load("tiny").first(4), Sampling(max_tokens=4))
+        return MockBench(
+            "tiny", engine, fingerprint.look(), ledger, build, lambda _: "", settings, (1, 2), tmp_path / "runs", 10,
+            lambda *_: None, Silent(), together=True,
+        )  # fmt: skip
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("fault", "failure", "is_of_the_launch"),
+    [("die", FailureClass.OTHER, True), ("500", FailureClass.MEMORY_SERVING, True), ("context", None, False)],
+)
+def test_a_choice_that_fails_is_a_result_of_its_own(
+    server_bench: Callable[[str, str], ServerBench],
+    ledger: Ledger,
+    fault: str,
+    failure: FailureClass | None,
+    is_of_the_launch: bool,
+) -> None:
+    bench = server_bench("", fault)
+    (tried,) = Tuning("s", Space((Setting("max-running-requests", (AS_IS, "4")),)), bench, ledger).run()
+    entry = ledger.find(tried.entry)
+    assert (entry.result, entry.study) == ("failed", "s")
+    assert failure in (None, entry.failure)
+    assert bool(entry.launch) == is_of_the_launch  # a prompt that does not fit says nothing about other prompts
+
+
+@pytest.mark.parametrize(("fault", "code"), [("die", 78), ("500", 78), ("context", 72)])
+def test_what_is_no_fault_of_a_choice_ends_the_search(
+    server_bench: Callable[[str, str], ServerBench], ledger: Ledger, fault: str, code: int
+) -> None:
+    bench = server_bench(fault, "")
+    choice = {"max-running-requests": "4"}
+    with pytest.raises(BwError) as found:
+        Tuning("s", Space((Setting("max-running-requests", (AS_IS, "4")),)), bench, ledger).run()
+    assert found.value.exit_code == code
+    assert not ledger.select(Query(study="s"))
+    assert bench.refusal(choice) is None  # it has not failed
 
 
 def launch(text: str) -> flags.Flags:
