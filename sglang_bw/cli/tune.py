@@ -100,7 +100,7 @@ def tune(name: str, draft: str | None, **options: Any) -> int:
             f"the plan refuses the recipe as it is: {problem}", hint=f"`{typed.plan(launcher.seen)}` shows it all."
         )
     remote_code.demand(own, launcher.environ)
-    end_like_ctrl_c(signal.SIGTERM)
+    end_like_ctrl_c(signal.SIGTERM, signal.SIGHUP)
     return _search(recipe, launcher, space, options)
 
 
@@ -182,6 +182,8 @@ def _search(recipe: Recipe, launcher: _Launcher, space: Space, options: dict[str
         budget_s=options["trial_budget"],
         limits=limits,
     )
+    if own.speculates:
+        settings.refuse_noise("A")
     together = launcher.device == "cpu" if options["together"] is None else options["together"]
     with Ledger() as ledger:
         bench = ServerBench(

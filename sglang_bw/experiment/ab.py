@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Protocol
 
-from sglang_bw.errors import ArmError, BwError, EngineStartError, LoadError, PromptsError, RefusedMeasurementError
+from sglang_bw.errors import ArmError, BwError, EngineStartError, LoadError, PromptsError
 from sglang_bw.experiment import arm as arms
 from sglang_bw.experiment import blocks, load, stats, verdict
 from sglang_bw.experiment.arm import Arm, Name
@@ -157,12 +157,8 @@ class Experiment:
                 f"arm {name} is configured differently after a restart: {', '.join(changed)}",
                 hint="Fix what changed by a flag, for example --set mem-fraction-static=0.8.",
             )
-        refuses = self.settings.prompts.is_noise and not self.settings.allow_random
-        if record.speculation and refuses:
-            raise RefusedMeasurementError(
-                f"arm {name} speculates, and random tokens inflate the accept length: it may be twice a real one",
-                hint="Take a set of real text (--prompts chat); --allow-random measures all the same.",
-            )
+        if record.speculation:
+            self.settings.refuse_noise(name)
         if before is None:
             self._known[name] = record
             a, b = (self._known.get(x.name, x) for x in self.head.arms)

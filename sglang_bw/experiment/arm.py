@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -117,13 +117,16 @@ class Arm:
             return None
         return f"the engine of arm {self.plan.name} ended: {self.server.death()} (log: {self.server.process.log})"
 
-    def stop(self) -> None:
-        """End what was started here."""
-        if self.server and self.server.process.poll() is None:
-            self.server.process.send(signal.SIGTERM)
-            if self.server.process.wait(_STOP_S) is None:
-                self.server.process.kill()
-                self.server.process.wait()
+
+def stop(arms: Iterable[Arm]) -> None:
+    """End what was started here, all arms at the same time."""
+    running = [arm.server.process for arm in arms if arm.server and arm.server.process.poll() is None]
+    for process in running:
+        process.send(signal.SIGTERM)
+    for process in running:
+        if process.wait(_STOP_S) is None:
+            process.kill()
+            process.wait()
 
 
 @dataclass

@@ -133,8 +133,7 @@ class ServerBench:
 
     def close(self) -> None:
         """Stop the baseline."""
-        for arm in self.kept.values():
-            arm.stop()
+        arms.stop(self.kept.values())
         self.kept.clear()
 
     def _start(self, plan: ArmPlan) -> Arm:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -32,6 +33,7 @@ from sglang_bw.experiment.pair import Pair
 from sglang_bw.experiment.prompts import Prompt
 from sglang_bw.experiment.settings import Settings
 from sglang_bw.experiment.verdict import Limits
+from sglang_bw.launch import port as ports
 from sglang_bw.launch.server import PortLostError
 from sglang_bw.ledger.record import Block, RequestRow, RunRecord
 from sglang_bw.ledger.report.policy import switches
@@ -386,7 +388,7 @@ def test_a_server_that_says_nonsense_of_itself(mock: StartMock, record: Path, kv
     assert outcome(read(record)).failure == "wrong-arm"
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_kill_loses_nothing_that_was_finished(mock: StartMock, record: Path, number: signal.Signals) -> None:
     servers = ["--url", mock(token_s=0.01), "--url", mock(token_s=0.01), *FAST, "--rounds", "200"]
     process = subprocess.Popen(command(record, *servers), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
@@ -443,6 +445,13 @@ def test_servers_that_are_not_there(mock: StartMock, record: Path) -> None:
         (["--url", "http://a:99999", "--url", "http://b"], "is no address"),
         (["tiny", "--no-spec", "--request-timeout", "nan"], "is no number"),
         (["tiny", "--set", "steps"], "is no KEY=VALUE"),
+        (["tiny", "--set", "x=[1,"], "is no list of values"),
+        (["tiny", "--set", os.fsdecode(b"X=\xff")], "is no KEY=VALUE"),
+        (["tiny", "--set", "page-size=1", "--set", "page-size=2"], "page-size is set twice"),
+        (["tiny", "--set", "pagesize="], "has no pagesize to leave out"),
+        (["tiny", "--set", "enable-metrics=off"], "has no enable-metrics to leave out"),
+        (["tiny", "--no-spec", "--", "--served-model-name", os.fsdecode(b"\xff")], "is no UTF-8"),
+        (["tiny", "--no-spec", "--", "--port", "40000"], "both arms would listen on port 40000"),
         (["tiny", "--no-spec", "--within", "0"], "is no share"),
         (["tiny", "--no-spec", "--budget", "soon"], "is no duration"),
         (["tiny", "--no-spec", "--concurrency", "0,1"], "is no list of numbers"),
@@ -463,6 +472,42 @@ def test_dry_run_shows_both_arms_and_starts_nothing(record: Path) -> None:
     assert not record.exists()
     dry = json.loads(run_ab(record, *arguments, "--json").stdout)
     assert dry["arms"][0]["name"] == "A"
+
+
+@pytest.mark.parametrize(
+    ("value", "flag"),
+    [
+        ("010", ["--x", "010"]),
+        ("12:30", ["--x", "12:30"]),
+        ('{"a": 1}', ["--x", '{"a": 1}']),
+        ("[1, 2]", ["--x", "1", "2"]),
+        ("x: y: z", ["--x", "x: y: z"]),
+        ("true", ["--x"]),
+    ],
+)
+def test_a_value_of_set_reaches_the_engine_as_it_was_typed(record: Path, value: str, flag: list[str]) -> None:
+    dry = run_ab(record, "tiny", "--set", f"x={value}", "--dry-run", "--device", "cpu", "--json", code=0)
+    argv = json.loads(dry.stdout)["arms"][1]["argv"]
+    assert argv[argv.index("--x") :] == flag
+
+
+def test_a_flag_may_be_left_out(record: Path) -> None:
+    arguments = ["tiny", "--set", "max-running-requests=", "--dry-run", "--device", "cpu", "--json"]
+    a, b = json.loads(run_ab(record, *arguments, code=0).stdout)["arms"]
+    assert "--max-running-requests" in a["argv"]
+    assert "--max-running-requests" not in b["argv"]
+
+
+def test_what_can_be_refused_is_refused_before_a_load(record: Path) -> None:
+    """Nothing was started: no record was begun."""
+    refused = run_ab(record, "tiny", "--no-spec", "--prompts", "random", code=73)
+    assert "random tokens inflate the accept length" in refused.stderr
+    free = ports.next_free("127.0.0.1", 33000)
+    assert free
+    with socket.create_server(("127.0.0.1", free + 1)):
+        refused = run_ab(record, "tiny", "--no-spec", "--prompts", "tiny", "--port", str(free), code=33)
+    assert f"port {free + 1} on 127.0.0.1 is in use" in refused.stderr
+    assert not record.exists()
 
 
 @pytest.mark.parametrize(
