@@ -40,6 +40,7 @@ from sglang_bw.ledger.report.policy import switches
 from sglang_bw.ledger.runfile import RunFile, read
 from tests.experiment.conftest import Silent, StartMock
 from tests.launch.serving import until
+from tests.ledger.runs import ratio
 
 FAST = ["--prompts", "tiny", "--count", "6", "--max-tokens", "12", "--rounds", "4"]
 
@@ -161,6 +162,12 @@ def test_a_broken_baseline_is_flagged(mock: StartMock, record: Path) -> None:
     run = compare(record, slow, fast, "--max-tokens", "15", code=74)
     assert not outcome(run).valid
     assert "the baseline is broken" in " ".join(outcome(run).warnings)
+
+
+@pytest.mark.parametrize(("cost", "is_broken"), [(0.99, False), (0.96, True), (1.02, False)])
+def test_a_baseline_is_not_broken_by_noise(cost: float, is_broken: bool) -> None:
+    update = {"value": 1.0, "low": 0.97, "high": 1.03, "half_width": 0.03, "round_cost": cost}
+    assert verdicts.is_broken(ratio(1, 1.0).model_copy(update=update)) == is_broken
 
 
 @pytest.mark.alone
@@ -489,6 +496,12 @@ def test_a_value_of_set_reaches_the_engine_as_it_was_typed(record: Path, value: 
     dry = run_ab(record, "tiny", "--set", f"x={value}", "--dry-run", "--device", "cpu", "--json", code=0)
     argv = json.loads(dry.stdout)["arms"][1]["argv"]
     assert argv[argv.index("--x") :] == flag
+
+
+@pytest.mark.parametrize(("budget", "says"), [("30s", "30 s"), ("90s", "90 s"), ("150s", "2.5 min"), ("2h", "120 min")])
+def test_a_budget_is_shown_as_it_is(record: Path, budget: str, says: str) -> None:
+    arguments = ["--url", "http://a:1", "--url", "http://b:1", "--budget", budget, "--dry-run"]
+    assert f"at most {says}, blocks" in run_ab(record, *arguments, code=0).stdout
 
 
 def test_a_flag_may_be_left_out(record: Path) -> None:

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sglang_bw.cli import tune_view
 from sglang_bw.cli.experiment import ab as ab_command
 from sglang_bw.cli.tune import tune as tune_command
 from sglang_bw.errors import BwError, TuneError
@@ -34,8 +35,8 @@ from sglang_bw.launch.command import Command
 from sglang_bw.ledger.entry import Entry, new_id, of_run
 from sglang_bw.ledger.failure import FailureClass
 from sglang_bw.ledger.query import Query
-from sglang_bw.ledger.record import Outcome, RunRecord
-from sglang_bw.ledger.store import Ledger
+from sglang_bw.ledger.record import Block, Outcome, RequestRow, RunRecord
+from sglang_bw.ledger.store import PATH_VARIABLE, Ledger
 from sglang_bw.recipes import flags, lookup
 from sglang_bw.recipes.hardware import Hardware
 from sglang_bw.recipes.schema import Recipe
@@ -252,6 +253,27 @@ def test_a_trial_ends_by_its_own_metric(ledger: Ledger) -> None:
     assert not tuning.is_decided(narrow, uneven)
 
 
+def test_rounds_without_a_good_request_do_not_count(ledger: Ledger) -> None:
+    """Six rounds, and in two of them somebody kept the limits, B always twice as fast: too few to win or to end by."""
+    limits = Limits(ttft_s=1.0)
+    tuning = Tuning("s", SPACE, SimulatedBench(), ledger, metric="goodput", limits=limits)
+    row = RequestRow(prompt="p", output_tokens=2, ttft_s=0.5, e2e_s=1.0)
+    found = [
+        Block(
+            arm=arm, round=number, position=0, concurrency=1, began=BEGAN, seconds=seconds,
+            rows=(row if number < 2 else row.model_copy(update={"ttft_s": 2.0}),),
+        )
+        for number in range(6)
+        for arm, seconds in (("A", 2.0), ("B", 1.0))
+    ]  # fmt: skip
+    ratios = (ratio(1, 1.0).model_copy(update={"rounds": 6}),)
+    score = tuning._score(ratios, found)
+    assert score
+    assert score.value == pytest.approx(2)
+    assert not score.is_better
+    assert not tuning.is_decided(ratios, found)
+
+
 @pytest.mark.parametrize("limit", ["-1", "0", "0.0", "nan", "inf", "x"])
 def test_limits_are_above_zero(limit: str) -> None:
     arguments = ["tiny", "--metric", "goodput", "--ttft", limit, "--dry-run"]
@@ -259,6 +281,33 @@ def test_limits_are_above_zero(limit: str) -> None:
         refused = CliRunner().invoke(command, words)
         assert refused.exit_code == 2
         assert limit in refused.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["--study", "a/b"], 2, "is no name of a study"),
+        (["--study", ".."], 2, "is no name of a study"),
+        (["--budget", "0"], 2, "is no duration"),
+        (["-o", "tuned"], 2, "ends in .yaml or .yml"),
+        (["-o", "no-such-folder/tuned.yaml"], 17, "cannot write no-such-folder/tuned.yaml"),
+        (["--prompts", "random"], 73, "random tokens"),
+    ],
+)
+def test_what_would_fail_after_hours_is_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str], code: int, says: str
+) -> None:
+    monkeypatch.setenv(PATH_VARIABLE, str(tmp_path / "ledger"))
+    refused = CliRunner().invoke(tune_command, ["tiny", "--device", "cpu", "--space", "steps=1", *arguments])
+    error = refused.exception
+    found = (error.exit_code, error.message) if isinstance(error, BwError) else (refused.exit_code, refused.output)
+    assert found[0] == code
+    assert says in found[1]
+
+
+def test_a_search_without_a_trial_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    tune_view.print_result("s", [], None, as_json=False)
+    assert capsys.readouterr().out == "nothing was tried\n"
 
 
 def test_a_trial_of_few_rounds_wins_nothing(ledger: Ledger) -> None:
