@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -282,22 +283,22 @@ def test_the_start_of_both_arms_is_no_part_of_the_budget(mock: StartMock, record
     assert len(read(record).blocks) > 4
 
 
-def test_only_the_first_round_of_turns_loads_both_arms(mock: StartMock, record: Path) -> None:
-    """Loads of 1.5 s: the first round takes 3 s and a bit, the second half of that."""
-    found = in_turns(mock, record, budget_s=5.4)
-    assert [ratio.rounds for ratio in outcome(found).ratios] == [2]
-
-
-def in_turns(mock: StartMock, record: Path, *, budget_s: float) -> RunRecord:
+def test_only_the_first_round_of_turns_loads_both_arms(
+    mock: StartMock, record: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a clock that only loads move: the first round takes two, the second one, and a third would end at four."""
+    loads: list[Name] = []
+    monkeypatch.setattr(experiment, "time", SimpleNamespace(monotonic=lambda: float(len(loads))))
     plans = ArmPlan("A", "a", mock(token_s=0.001)), ArmPlan("B", "b", mock(token_s=0.001))
 
-    def slowly(plan: ArmPlan) -> Arm:
-        time.sleep(1.5)
+    def load(plan: ArmPlan) -> Arm:
+        loads.append(plan.name)
         return Arm(plan, None)
 
-    settings = Settings(prompt_sets.load("tiny").first(2), Sampling(max_tokens=4), budget_s=budget_s, within=1e-6)
-    run_here(plans, slowly, settings, record, together=False)
-    return read(record)
+    settings = Settings(prompt_sets.load("tiny").first(2), Sampling(max_tokens=4), budget_s=3.5, within=1e-6)
+    run_here(plans, load, settings, record, together=False)
+    assert loads == ["A", "B", "A"]
+    assert [ratio.rounds for ratio in outcome(read(record)).ratios] == [2]
 
 
 def run_here(
