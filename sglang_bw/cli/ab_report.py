@@ -10,12 +10,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from sglang_bw.cli.console import err, out
+from sglang_bw.cli.console import err, out, widen_for_file
 from sglang_bw.experiment.arm import Name
 from sglang_bw.launch.startup import Phase, Startup
 from sglang_bw.ledger.record import ArmNumbers, ArmRecord, OutputComparison, Ratio, RunRecord
 
-_FILE_WIDTH = 140  # a file has no width of its own, and rich's 80 breaks the tables
 _STYLES = {"faster": "green", "slower": "red", "undecided": "yellow"}
 
 
@@ -90,7 +89,11 @@ def print_plan(head: RunRecord) -> None:
     rounds = (
         f"{load['rounds']} rounds" if load["rounds"] else f"until the interval is within {100 * load['within']:g} %"
     )
-    out.print(f"{rounds}, at most {load['budget_s'] / 60:.0f} min, blocks A B B A", markup=False)
+    out.print(f"{rounds}, at most {_span(load['budget_s'])}, blocks A B B A", markup=False)
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds:g} s" if seconds < 2 * 60 else f"{seconds / 60:.3g} min"
 
 
 def print_outcome(run: RunRecord) -> None:
@@ -98,8 +101,7 @@ def print_outcome(run: RunRecord) -> None:
     outcome = run.outcome
     if outcome is None:
         return
-    if not out.is_terminal:
-        out.width = max(out.width, _FILE_WIDTH)
+    widen_for_file()
     for arm in run.arms:
         out.print(_identity(arm), markup=False)
     if run.simulated:

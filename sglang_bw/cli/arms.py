@@ -24,6 +24,11 @@ from sglang_bw.recipes import chain, flags
 from sglang_bw.recipes.flags import Flag, Flags
 from sglang_bw.recipes.schema import Device, Recipe
 
+_SWITCH = {
+    **dict.fromkeys(("true", "yes", "on"), True),
+    **dict.fromkeys(("false", "no", "off"), False),
+    **dict.fromkeys(("", "null", "~"), None),
+}
 _ENV_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 
 
@@ -69,6 +74,8 @@ def started(
     :param engine_flags: of both arms.
     """
     recipe = selection.select(name, draft=options["draft"])
+    if wrong := [word for word in engine_flags if not _is_text(word)]:
+        raise click.UsageError(f"{wrong[0]!r} is no UTF-8.")
     try:
         both = flags.parse(engine_flags)
     except flags.NotAFlagError as error:
@@ -80,7 +87,7 @@ def started(
         base = selection.select(vs)
         return build.arm("A", base, base.id, Typed(vs, **there)), build.arm("B", recipe, recipe.id, typed)
     if sets:
-        changes = dict(map(_change, sets))
+        changes = _changes(sets)
         said = f"{recipe.id} with {', '.join(map(_shown, sets))}"
         return build.arm("A", recipe, recipe.id, typed), build.arm("B", recipe, said, typed, changes=changes)
     if recipe.spec is None:
@@ -91,9 +98,33 @@ def started(
     )
 
 
-def _change(text: str) -> tuple[str, Any]:
-    key, value = _split(text)
-    return key, value if _ENV_NAME.fullmatch(key) else yaml.safe_load(value)
+def _changes(sets: tuple[str, ...]) -> dict[str, Any]:
+    """Return what ``--set`` changes: the name of a flag or variable -> its value, ``None`` to leave the flag out."""
+    found: dict[str, Any] = {}
+    for text in sets:
+        key, value = _split(text)
+        is_variable = bool(_ENV_NAME.fullmatch(key))
+        key = key if is_variable else Flag(key).key
+        if key in found:
+            raise click.UsageError(f"{key} is set twice.")
+        found[key] = value if is_variable else _value(value)
+    return found
+
+
+def _value(text: str) -> Any:
+    """Return the value of a flag: what a switch may be, several values as ``[1,2]``, or the text as it is.
+
+    Numbers stay text: YAML would make 8 of 010 and 750 of 12:30.
+    """
+    if text.lower() in _SWITCH:
+        return _SWITCH[text.lower()]
+    if not text.startswith("["):
+        return text
+    try:
+        values = yaml.load(text, yaml.BaseLoader)
+    except yaml.YAMLError as error:
+        raise click.UsageError(f"{text!r} is no list of values such as [1,2].") from error
+    return values if all(isinstance(value, str) for value in values) else text
 
 
 def _shown(text: str) -> str:
@@ -106,9 +137,18 @@ def _shown(text: str) -> str:
 
 def _split(text: str) -> tuple[str, str]:
     key, equals, value = text.removeprefix("--").partition("=")
-    if not (key and equals):
+    if not (key and equals and _is_text(text)):
         raise click.UsageError(f"{text!r} is no KEY=VALUE such as cuda-graph-max-bs-decode=64.")
     return key, value
+
+
+def _is_text(word: str) -> bool:
+    """Tell whether a word can be written down: what is no UTF-8 cannot."""
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 class _Builder:
@@ -149,7 +189,11 @@ class _Builder:
         command = _without(command, [key for key, value in changed.items() if value in (False, None)])
         env = {key: value for key, value in (changes or {}).items() if _ENV_NAME.fullmatch(key)}
         command = remote_code.with_records(replace(command, env={**command.env, **env}))
-        asked = {key: str(value) for key, value in changed.items() if not secret.is_secret(Flag(key, (str(value),)))}
+        asked = {
+            key: _shown_value(value)
+            for key, value in changed.items()
+            if value is not None and not secret.is_secret(Flag(key, (str(value),)))
+        }
         plan = ArmPlan(name, says, command.url, command, asked, command.api_key, recipe.id)
         typed = replace(typed, speculate=speculate, engine_flags=flags.tokens(extra))
         return Asked(
@@ -159,4 +203,11 @@ class _Builder:
 
 def _without(command: Command, keys: list[str]) -> Command:
     dropped = {Flag(key).key for key in keys}
+    if absent := dropped - {flag.key for flag in command.flags}:
+        raise click.UsageError(f"the launch has no {', '.join(sorted(absent))} to leave out: --set changes nothing.")
     return replace(command, flags=tuple(flag for flag in command.flags if flag.key not in dropped))
+
+
+def _shown_value(value: Any) -> str:
+    """Return a value as a server says it of itself."""
+    return f"[{', '.join(value)}]" if isinstance(value, list) else str(value)

@@ -11,7 +11,7 @@ import click
 import platformdirs
 
 from sglang_bw.cli import arms as ab_arms
-from sglang_bw.cli import refusals
+from sglang_bw.cli import host_checks, refusals
 from sglang_bw.cli.ab_report import AbProgress, print_outcome, print_plan
 from sglang_bw.cli.arms import Asked
 from sglang_bw.cli.console import print_json
@@ -28,7 +28,8 @@ from sglang_bw.experiment.pair import Pair
 from sglang_bw.experiment.settings import Settings
 from sglang_bw.experiment.verdict import Limits
 from sglang_bw.launch import engine as engines
-from sglang_bw.launch import remote_code, weights
+from sglang_bw.launch import instances, remote_code, weights
+from sglang_bw.launch import port as ports
 from sglang_bw.launch import server as servers
 from sglang_bw.launch.engine import Engine
 from sglang_bw.launch.journal import Attempt
@@ -60,18 +61,22 @@ def run(
     engine = None if urls else engines.find(options["python"], options["engine_tree"])
     asked = ab_arms.started(engine, name or "", vs, sets, engine_flags, options) if engine else None
     plans = (asked[0].plan, asked[1].plan) if asked else ab_arms.servers(urls, api_key)
+    for plan in plans:
+        if plan.command and plan.command.speculates:
+            settings.refuse_noise(plan.name)
     head = heads.head(plans, engine, settings, recipe=plans[1].recipe)
     if dry_run:
         print_json(head.model_dump(mode="json")) if as_json else print_plan(head)
         return
-    if engine and asked:
-        said: set[str] = set()
-        for arm in asked:
-            _check(engine, arm, head.host, said, allow_stock=options["allow_stock"], force=options["force"])
     if together is None:
         together = not any(plan.command and plan.command.device == "cuda" for plan in plans)
+    if engine and asked:
+        said: set[str] = set()
+        _check_ports(plans, together=together)
+        for arm in asked:
+            _check(engine, arm, head.host, said, allow_stock=options["allow_stock"], force=options["force"])
     path = (record or platformdirs.user_state_path("sglang-bw") / "runs" / f"{head.id}.jsonl").absolute()
-    end_like_ctrl_c(signal.SIGTERM)  # the outcome is written then
+    end_like_ctrl_c(signal.SIGTERM, signal.SIGHUP)  # the outcome is written then
 
     with ExitStack() as stack:
         progress = stack.enter_context(AbProgress(head, path))
@@ -124,6 +129,16 @@ def _check_usage(
         raise click.UsageError("say what to compare with: one of --vs RECIPE, --no-spec, --set KEY=VALUE.")
 
 
+def _check_ports(plans: tuple[ArmPlan, ArmPlan], *, together: bool) -> None:
+    """Make sure that each arm will be able to listen: B would find out when A has been loaded."""
+    taken = [(plan.command.host, plan.command.port) for plan in plans if plan.command]
+    if together and len(set(taken)) < len(taken):
+        raise click.UsageError(f"both arms would listen on port {taken[0][1]}: `--port` before '--' gives B the next.")
+    for host, port in taken:
+        ports.check_free(host, port)
+        instances.check_port(host, port)
+
+
 def _check(engine: Engine, arm: Asked, host: Host, said: set[str], *, allow_stock: bool, force: bool) -> None:
     """Refuse before the load what `serve` would refuse, and say what has failed here before.
 
@@ -135,6 +150,8 @@ def _check(engine: Engine, arm: Asked, host: Host, said: set[str], *, allow_stoc
         weights.check_command(command)
         refusals.check(arm.launch, force=force, said=said)
         remote_code.demand(command, engine.environment())
+        here = host_checks.gpus(command.device, None, look=True)
+        host_checks.check(command, here, engine, engine.environment(), force=force)
     except BwError as error:
         error.message = f"arm {arm.plan.name} ({arm.plan.says}): {error.message}"
         raise

@@ -21,6 +21,7 @@ _UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 _MARK = "\ufffd"
 # 128 + SIGPIPE, as in shells.
 _BROKEN_PIPE = 141
+_FILE_WIDTH = 140
 
 
 def clean(text: str) -> str:
@@ -67,6 +68,12 @@ class Console(rich_console.Console):
 # Neither highlighting nor emoji: what is printed is printed as it is.
 out = Console(highlight=False, emoji=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
+
+
+def widen_for_file() -> None:
+    """Give tables room where the output is no terminal: a file has no width of its own, and rich's 80 breaks them."""
+    if not out.is_terminal:
+        out.width = max(out.width, _FILE_WIDTH)
 
 
 def print_json(value: Any) -> None:

@@ -63,6 +63,8 @@ def logs(name: str, follow: bool, lines: int, only_path: bool) -> None:
         return
     try:
         _show(path, lines, server if follow else None)
+    except BrokenPipeError:  # nothing is wrong with the log: `head` has enough
+        out.on_broken_pipe()
     except OSError as error:
         raise UnknownServerError(f"the log {path} cannot be read: {error.strerror}") from error
 

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from sglang_bw.cli import completion, ledger_view
-from sglang_bw.cli.console import clean, err, out, print_json
+from sglang_bw.cli.console import clean, err, out, print_json, widen_for_file
 from sglang_bw.errors import LedgerError, OutputError
 from sglang_bw.host import fingerprint
 from sglang_bw.ledger import exchange, reference, store
@@ -84,6 +84,7 @@ def list_entries(
     if as_json:
         print_json([entry.model_dump(mode="json", exclude_defaults=True) for entry in found])
     elif found:
+        widen_for_file()
         out.print(ledger_view.table(found))
     else:
         more = "" if reported else "; `sglang-bw ledger list --reported` shows what others reported"

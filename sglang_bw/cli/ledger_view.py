@@ -17,7 +17,7 @@ def table(entries: Sequence[Entry]) -> Table:
     """Return entries as a table."""
     found = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("id", "kind", "recipe", "result", "because of", "in short"):
-        found.add_column(name, overflow="fold")
+        found.add_column(name, overflow="fold", no_wrap=name == "id")  # an id is for copying
     for entry in entries:
         short = (
             entry.evidence[0] if entry.origin == "reported" and entry.evidence else entry.summary or entry.hypothesis

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shlex
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +30,7 @@ from sglang_bw.launch.command import DEFAULT_HOST, Command
 from sglang_bw.launch.engine import Engine
 from sglang_bw.launch.journal import Attempt, launch_digest
 from sglang_bw.ledger.store import Ledger
+from sglang_bw.recipes import lookup
 from sglang_bw.recipes.hardware import Device, Hardware
 from sglang_bw.recipes.schema import Recipe
 
@@ -87,11 +90,19 @@ def tune(name: str, draft: str | None, **options: Any) -> int:
     usual = spaces.usual(own.flags, has_gpus=launcher.device == "cuda")
     space = spaces.Space(tuple(map(spaces.parse, options["wanted"]))) if options["wanted"] else usual
     spaces.check(space, ())
+    study = options["study"]
+    if study is not None and (study in ("", ".", "..") or "/" in study or not study.isprintable()):
+        raise click.UsageError(f"{study!r} is no name of a study: it names a folder, too.")
     if options["metric"] == "goodput" and options["ttft"] is None and options["tpot"] is None:
         raise click.UsageError("--metric goodput needs a limit: --ttft or --tpot.")
     if options["dry_run"]:
         view.print_plan(space, launcher.refused(space), as_json=options["as_json"])
         return 0
+    output = options["output"] or Path(f"{recipe.id}-tuned.yaml")
+    if output.suffix not in lookup.SUFFIXES:
+        raise click.UsageError(f"-o {output}: the name of a recipe file ends in {' or '.join(lookup.SUFFIXES)}.")
+    if not os.access(output.absolute().parent, os.W_OK):  # it is written after hours
+        raise OutputError(f"cannot write {output}: no folder to write to", hint="Name another file: -o FILE.")
     engine.check(recipe, allow_stock=options["allow_stock"])
     weights.check_command(own)
     typed = Typed(name, draft=draft, python=options["python"], tree=options["engine_tree"])
@@ -100,8 +111,8 @@ def tune(name: str, draft: str | None, **options: Any) -> int:
             f"the plan refuses the recipe as it is: {problem}", hint=f"`{typed.plan(launcher.seen)}` shows it all."
         )
     remote_code.demand(own, launcher.environ)
-    end_like_ctrl_c(signal.SIGTERM)
-    return _search(recipe, launcher, space, options)
+    end_like_ctrl_c(signal.SIGTERM, signal.SIGHUP)
+    return _search(recipe, launcher, space, {**options, "output": output})
 
 
 class _Launcher:
@@ -182,6 +193,8 @@ def _search(recipe: Recipe, launcher: _Launcher, space: Space, options: dict[str
         budget_s=options["trial_budget"],
         limits=limits,
     )
+    if own.speculates:
+        settings.refuse_noise("A")
     together = launcher.device == "cpu" if options["together"] is None else options["together"]
     with Ledger() as ledger:
         bench = ServerBench(
@@ -208,12 +221,13 @@ def _search(recipe: Recipe, launcher: _Launcher, space: Space, options: dict[str
         run = ledger.run(ledger.find(winner.entry)) if winner else None
     view.print_result(study, tried, winner, as_json=options["as_json"])
     if winner and run:
-        output = options["output"] or Path(f"{recipe.id}-tuned.yaml")
+        output = options["output"]
         _write(output, tuned.text(tuned.recipe(recipe, winner, tried, run, launcher.device), study))
-        err.print(f"written: {output}; `sglang-bw serve {output}` serves it", markup=False)
+        err.print(f"written: {output}; `sglang-bw serve {shlex.quote(str(output))}` serves it", markup=False)
     if not stopped and tried and not any(one.score for one in tried):
         raise TuneError(
-            "none of the choices could be measured", hint=f"`sglang-bw ledger list --study {study}` says why."
+            "none of the choices could be measured",
+            hint=f"`sglang-bw ledger list --study {shlex.quote(study)}` says why.",
         )
     return 130 if stopped else 0
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from rich.markup import escape
 from rich.table import Table
 
-from sglang_bw.cli.console import err, out, print_json
+from sglang_bw.cli.console import err, out, print_json, widen_for_file
 from sglang_bw.experiment import space as spaces
 from sglang_bw.experiment.space import Space
 from sglang_bw.experiment.tune import Score, Tried
@@ -85,11 +85,15 @@ def print_result(study: str, tried: Sequence[Tried], winner: Tried | None, *, as
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("settings", "speed over the recipe", "result", "why", "entry"):
-        table.add_column(column, overflow="fold")
+        table.add_column(column, overflow="fold", no_wrap=column == "entry")  # an id is for copying
     for one in tried:
         score = _score(one.score) if one.score else ""
         why = "" if one.score else one.why[:160]
         table.add_row(*map(escape, (spaces.says(one.choice), score, one.result, why, one.entry)))
+    if not tried:
+        out.print("nothing was tried", markup=False)
+        return
+    widen_for_file()
     out.print(table)
     words = (
         f"best: {spaces.says(winner.choice)}" if winner else "nothing is faster than the recipe as it is beyond chance"

@@ -57,15 +57,17 @@ class Share(click.ParamType[float]):
 
 
 class Duration(click.ParamType[float]):
-    """``90s``, ``20m``, ``2h``; a bare number is seconds."""
+    """``90s``, ``20m``, ``2h``; a bare number is seconds; above 0."""
 
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return seconds."""
-        if not (match := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", str(value).strip())):
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", str(value).strip())
+        seconds = float(match[1]) * _UNITS[match[2]] if match else 0.0
+        if not 0 < seconds < math.inf:
             self.fail(f"{value!r} is no duration such as 90s, 20m or 2h.", param, ctx)
-        return float(match[1]) * _UNITS[match[2]]
+        return seconds
 
 
 class Numbers(click.ParamType[tuple[int, ...]]):

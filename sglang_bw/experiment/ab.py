@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Protocol
 
-from sglang_bw.errors import ArmError, BwError, EngineStartError, LoadError, PromptsError, RefusedMeasurementError
+from sglang_bw.errors import ArmError, BwError, EngineStartError, LoadError, PromptsError
 from sglang_bw.experiment import arm as arms
 from sglang_bw.experiment import blocks, load, stats, verdict
 from sglang_bw.experiment.arm import Arm, Name
@@ -17,6 +17,7 @@ from sglang_bw.experiment.pair import Pair
 from sglang_bw.experiment.prompts import Prompt
 from sglang_bw.experiment.settings import Settings
 from sglang_bw.launch import secret
+from sglang_bw.launch.server import PortLostError
 from sglang_bw.ledger.record import ArmRecord, Block, Outcome, Ratio, RunRecord
 from sglang_bw.ledger.runfile import RunFile
 
@@ -72,13 +73,15 @@ class Experiment:
         return self._end(None, None)
 
     def _rounds(self) -> None:
-        if self.pair.together:  # their start is no part of the budget
-            for name in _order(0):
-                self._enter(name)
+        together, asked = self.pair.together, time.monotonic()
+        for name in _order(0) if together else _order(0)[:1]:
+            self._enter(name)
+        # Where arms take turns, each round loads one: the one that it begins with is there from the round before.
         began = time.monotonic()
+        budget_s = self.settings.budget_s - (0.0 if together else began - asked)
         number, ratios, spent = 0, list[Ratio](), 0.0
         while not self._is_enough(number, ratios):
-            if number and spent + spent / number > self.settings.budget_s:
+            if number and spent + spent / number > budget_s:
                 self._warn(self._unfinished(number))
                 return
             if self.pair.together:
@@ -154,12 +157,8 @@ class Experiment:
                 f"arm {name} is configured differently after a restart: {', '.join(changed)}",
                 hint="Fix what changed by a flag, for example --set mem-fraction-static=0.8.",
             )
-        refuses = self.settings.prompts.is_noise and not self.settings.allow_random
-        if record.speculation and refuses:
-            raise RefusedMeasurementError(
-                f"arm {name} speculates, and random tokens inflate the accept length: it may be twice a real one",
-                hint="Take a set of real text (--prompts chat); --allow-random measures all the same.",
-            )
+        if record.speculation:
+            self.settings.refuse_noise(name)
         if before is None:
             self._known[name] = record
             a, b = (self._known.get(x.name, x) for x in self.head.arms)
@@ -184,7 +183,8 @@ class Experiment:
             return self._ask(arm, number, concurrency, prompts, flush=flush)
         except LoadError as error:
             if reason := self.pair.why(arm.plan.name):
-                error.message = f"{reason}; seen as: {error.message}"
+                said = f"{reason}; seen as: {error.message}"
+                raise StreamFailedError("server-died", said, hint=error.hint) from error
             raise
 
     def _ask(self, arm: Arm, number: int, concurrency: int, prompts: Sequence[Prompt], *, flush: bool) -> Block:
@@ -292,5 +292,10 @@ def _failure(error: BaseException) -> tuple[str, str]:
     text = error.message if isinstance(error, BwError) else f"{type(error).__name__}: {error}"
     if isinstance(error, StreamFailedError):
         return error.failure, text
-    classes = ((EngineStartError, "start-failed"), (ArmError, "wrong-arm"), (PromptsError, "prompts"))
+    classes = (
+        (PortLostError, "other"),
+        (EngineStartError, "start-failed"),
+        (ArmError, "wrong-arm"),
+        (PromptsError, "prompts"),
+    )
     return next((name for kind, name in classes if isinstance(error, kind)), "other"), text

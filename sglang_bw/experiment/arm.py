@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +14,7 @@ import httpx
 
 from sglang_bw.errors import ArmError, GpuSelectionError, LoadError
 from sglang_bw.experiment import served
+from sglang_bw.experiment.client import StreamFailedError
 from sglang_bw.experiment.gpu import GpuSampler
 from sglang_bw.experiment.graphs import graph_share
 from sglang_bw.experiment.served import Info
@@ -116,13 +117,16 @@ class Arm:
             return None
         return f"the engine of arm {self.plan.name} ended: {self.server.death()} (log: {self.server.process.log})"
 
-    def stop(self) -> None:
-        """End what was started here."""
-        if self.server and self.server.process.poll() is None:
-            self.server.process.send(signal.SIGTERM)
-            if self.server.process.wait(_STOP_S) is None:
-                self.server.process.kill()
-                self.server.process.wait()
+
+def stop(arms: Iterable[Arm]) -> None:
+    """End what was started here, all arms at the same time."""
+    running = [arm.server.process for arm in arms if arm.server and arm.server.process.poll() is None]
+    for process in running:
+        process.send(signal.SIGTERM)
+    for process in running:
+        if process.wait(_STOP_S) is None:
+            process.kill()
+            process.wait()
 
 
 @dataclass
@@ -240,6 +244,12 @@ def _ask(plan: ArmPlan, method: str, path: str) -> httpx.Response:
     headers = {"Authorization": f"Bearer {plan.api_key}"} if plan.api_key else {}
     try:
         return httpx.request(method, plan.url + path, headers=headers, timeout=_ASK_S, verify=False, trust_env=False)
+    except httpx.TimeoutException as error:
+        raise StreamFailedError(
+            "timeout",
+            f"arm {plan.name} said nothing for {_ASK_S:.0f} s at {plan.url}{path}",
+            hint="It hangs; its log says at what.",
+        ) from error
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise LoadError(
             f"arm {plan.name} does not answer at {plan.url}: {error}",

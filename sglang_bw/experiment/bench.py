@@ -21,11 +21,14 @@ from sglang_bw.launch.command import Command
 from sglang_bw.launch.engine import Engine
 from sglang_bw.launch.journal import Attempt
 from sglang_bw.ledger import runfile
-from sglang_bw.ledger.entry import Entry, of_run
-from sglang_bw.ledger.failure import FailureClass, classify
+from sglang_bw.ledger.entry import OF_THE_LAUNCH, Entry, of_run
+from sglang_bw.ledger.failure import FailureClass
 from sglang_bw.ledger.record import Host, RunRecord
 from sglang_bw.ledger.runfile import RunFile
 from sglang_bw.ledger.store import Ledger
+
+# What may end the trial of a choice and say something about it, beside what lay in its launch.
+_OF_THE_CHOICE = (*OF_THE_LAUNCH, "wrong-arm", "prompts")
 
 
 class KeptPair(Pair):
@@ -43,13 +46,10 @@ class KeptPair(Pair):
         self._running.update(kept)
         self._kept = kept
         self._met: set[Name] = set()
-        self.starting: Name | None = None
 
     def use(self, name: Name) -> tuple[Arm, bool]:
         """Return an arm that runs, and whether this trial has not seen it yet."""
-        self.starting = name  # stays so when the start fails
         arm, is_new = super().use(name)
-        self.starting = None
         is_new = is_new or name not in self._met
         self._met.add(name)
         return arm, is_new
@@ -118,16 +118,13 @@ class ServerBench:
         plans = (self._plan("A", {}, self.ports[0]), self._plan("B", choice, self.ports[1]))
         begin = head(plans, self.engine, self.settings, recipe=self.recipe).model_copy(update={"command": "trial"})
         path = self.folder / f"{begin.id}.jsonl"
+        file = RunFile(path)
         pair = KeptPair(plans, self._start, together=self.together, kept=self.kept)
         try:
-            trial = tune.Trial(begin, pair, self.settings, RunFile(path), self.watcher)
+            trial = tune.Trial(begin, pair, self.settings, file, self.watcher)
             trial.is_decided = is_decided
             trial.run()
         except BwError as error:
-            baseline = self.kept.get("A")
-            if pair.starting == "A" or (baseline and baseline.why_it_ended()):
-                self.ledger.add_run(runfile.read(path), artefacts=(str(path),))  # no trial: it is of no choice
-                raise tune.guard(error) from error
             return None, self._failed(attempt, error, path)
         finally:
             pair.close()
@@ -136,8 +133,7 @@ class ServerBench:
 
     def close(self) -> None:
         """Stop the baseline."""
-        for arm in self.kept.values():
-            arm.stop()
+        arms.stop(self.kept.values())
         self.kept.clear()
 
     def _start(self, plan: ArmPlan) -> Arm:
@@ -154,14 +150,27 @@ class ServerBench:
         command = self.build(choice, self.ports[1])
         return Attempt(self.recipe, command, self.engine.installation, self.host, spaces.says(choice), changes)
 
-    @staticmethod
-    def _failed(attempt: Attempt, error: BwError, path: Path) -> Entry:
-        phase = "" if isinstance(error, EngineStartError) else "ready"
+    def _failed(self, attempt: Attempt, error: BwError, path: Path) -> Entry:
+        """Return the entry of a choice that failed; what was no choice's fault ends the search.
+
+        :raises BwError: the recipe as it is failed, or what ended the trial would end the others, too: a prompt, a
+            disk, a port.
+        """
+        run = runfile.read(path)
+        outcome = run.outcome
+        is_of_launch = outcome is not None and outcome.failure in OF_THE_LAUNCH
+        if outcome is None or outcome.arm != "B" or outcome.failure not in _OF_THE_CHOICE:
+            self.ledger.add_run(run, artefacts=(str(path),))  # no trial of the search: it is of no choice
+            if is_of_launch:
+                raise tune.guard(error) from error
+            raise error
+        starts = isinstance(error, EngineStartError)
         return attempt.entry(
             "failed",
             kind="trial",
-            failure=classify(error.message, phase=phase),
-            summary="it does not start" if not phase else "it fails while it is measured",
+            launch=attempt.launch if is_of_launch else None,  # a prompt that does not fit says nothing of others
+            failure=of_run(run).failure,
+            summary="it does not start" if starts else "it fails while it is measured",
             evidence=(error.message,),
             artefacts=(str(path),),
         )

@@ -166,8 +166,10 @@ def _refused(url: str, prompt: Prompt, status: int, said: str) -> NoReturn:
             hint="Take a shorter set with --prompts, or start the servers with a larger --context-length.",
         )
     answer = f"answered {status}" if status != 200 else "did not answer to the end"
+    # 4xx is about what was asked: the launch is not to blame, and another prompt may be answered.
+    failure = "prompts" if 400 <= status < 500 else "server-error"
     raise StreamFailedError(
-        "server-error", f"{url} {answer} (prompt {prompt.id}): {reason}", hint="The server's log has the cause."
+        failure, f"{url} {answer} (prompt {prompt.id}): {reason}", hint="The server's log has the cause."
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from sglang_bw.experiment import arm as arms
 from sglang_bw.experiment.arm import Arm, ArmPlan, Name
 
 
@@ -31,6 +32,5 @@ class Pair:
 
     def close(self) -> None:
         """Stop what runs."""
-        for arm in self._running.values():
-            arm.stop()
+        arms.stop(self._running.values())
         self._running.clear()

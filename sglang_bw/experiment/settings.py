@@ -47,6 +47,17 @@ class Settings:
                 f"(bundled: {larger}), and no smaller --count.",
             )
 
+    def refuse_noise(self, arm: str) -> None:
+        """Refuse random tokens for an arm that speculates.
+
+        :raises RefusedMeasurementError: some prompt is random tokens, and nobody has allowed that.
+        """
+        if self.prompts.is_noise and not self.allow_random:
+            raise RefusedMeasurementError(
+                f"arm {arm} speculates, and random tokens inflate the accept length: it may be twice a real one",
+                hint="Take a set of real text (--prompts chat); `ab --allow-random` measures all the same.",
+            )
+
     def described(self) -> dict[str, Any]:
         """Return what a record keeps of them."""
         sampling, limits = self.sampling, self.limits

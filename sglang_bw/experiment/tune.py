@@ -75,7 +75,8 @@ class Bench(Protocol):
         """Measure a choice against the recipe as it is; a failed start gives no run.
 
         :param is_decided: asked after each round; true ends the trial.
-        :raises TuneError: the recipe as it is does not start.
+        :raises TuneError: the recipe as it is does not start, or fails while it is measured.
+        :raises BwError: what ended the trial would end the others, too: a prompt, a disk, a port.
         """
 
 
@@ -107,7 +108,8 @@ class Tuning:
     def run(self) -> list[Tried]:
         """Search until the budget, the trials or the choices end; return what was tried, the best first.
 
-        :raises TuneError: the recipe as it is does not start, or another search has this name.
+        :raises TuneError: the recipe as it is cannot be measured, or another search has this name.
+        :raises BwError: something that is no choice's fault ended a trial.
         """
         study = self._study()
         for tried in self._earlier():
@@ -130,9 +132,10 @@ class Tuning:
         """
         if not ratios or min(one.rounds for one in ratios) < stats.LEAST_ROUNDS:
             return False
+        said = self._rounds(ratios, blocks)
         now = self._score(ratios, blocks)
-        if now is None:
-            return True
+        if not said or now is None or min(said) < stats.LEAST_ROUNDS:
+            return not said
         best = max((tried.score.low for tried in self.tried.values() if tried.score), default=0.0)
         return now.high < max(best, 1.0) or (now.high - now.low) / 2 / now.value <= self.within
 
@@ -157,9 +160,16 @@ class Tuning:
         else:
             found = [_goodput(blocks, one.concurrency, self.limits) for one in ratios]
             score = combined([one for one in found if one])
-        if score and min(one.rounds for one in ratios) < stats.LEAST_ROUNDS:  # too few to win or to lose
+        if score and min(self._rounds(ratios, blocks)) < stats.LEAST_ROUNDS:  # too few to win or to lose
             return replace(score, low=min(score.low, 1.0), high=max(score.high, 1.0))
         return score
+
+    def _rounds(self, ratios: Sequence[Ratio], blocks: Sequence[Block]) -> list[int]:
+        """Return how many rounds say something by the metric, for each concurrency at which some do."""
+        if self.metric == "tok/s":
+            return [one.rounds for one in ratios]
+        found = (len(_good_rounds(blocks, one.concurrency, self.limits)) for one in ratios)
+        return [count for count in found if count]
 
     def _mark(self, choice: Choice) -> dict[str, object]:
         """Return the fields by which a trial is found again."""
@@ -256,21 +266,29 @@ def combined(scores: Sequence[Score]) -> Score | None:
 def _goodput(blocks: Sequence[Block], concurrency: int, limits: Limits) -> Score | None:
     """Return goodput of B over A: requests a second that kept the limits, round against round.
 
-    A round in which neither side had a good request says nothing of it.
-
     :return: ``None`` when fewer than two rounds say something.
     """
-    good: dict[str, list[tuple[int, float]]] = {"A": [], "B": []}
-    for block in blocks:
-        if block.concurrency == concurrency:
-            good[block.arm].append((sum(limits.met(row) for row in block.rows), block.seconds))
-    rounds = [(a, b) for a, b in zip(good["A"], good["B"], strict=False) if a[0] or b[0]]
+    rounds = _good_rounds(blocks, concurrency, limits)
     if len(rounds) < 2:
         return None
     # Half a request stands for none beside some: a ratio needs a number.
     logs = np.array([[math.log(max(count, 0.5) / seconds) for count, seconds in pair] for pair in rounds])
     found = stats.ratio(logs[:, 1:] - logs[:, :1])
     return Score(found.value, found.low, found.high)
+
+
+def _good_rounds(
+    blocks: Sequence[Block], concurrency: int, limits: Limits
+) -> list[tuple[tuple[int, float], tuple[int, float]]]:
+    """Return requests that kept the limits, and seconds, of A and of B in each round.
+
+    A round in which neither side had a good request says nothing of their ratio, and is left out.
+    """
+    good: dict[str, list[tuple[int, float]]] = {"A": [], "B": []}
+    for block in blocks:
+        if block.concurrency == concurrency:
+            good[block.arm].append((sum(limits.met(row) for row in block.rows), block.seconds))
+    return [(a, b) for a, b in zip(good["A"], good["B"], strict=False) if a[0] or b[0]]
 
 
 def _of_entry(choice: Choice, entry: Entry, score: Score | None) -> Tried:

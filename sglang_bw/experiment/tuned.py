@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
@@ -42,7 +43,7 @@ def recipe(base: Recipe, winner: Tried, tried: Iterable[Tried], run: RunRecord, 
 
 def text(found: Recipe, study: str) -> str:
     """Return the recipe as a file."""
-    return writer.text(found, _HEAD.format(study=study))
+    return writer.text(found, _HEAD.format(study=shlex.quote(study)))
 
 
 def _override(choice: Choice, base: Recipe) -> dict[str, Any]:

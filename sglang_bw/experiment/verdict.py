@@ -99,8 +99,12 @@ def ratio(blocks: Sequence[Block], concurrency: int, limits: Limits, speculates:
 
 
 def is_broken(ratio: Ratio) -> bool:
-    """Tell whether a speculative round seems cheaper than a decode step at a small batch: then the baseline is slow."""
-    return ratio.round_cost is not None and ratio.round_cost < 1 and ratio.concurrency <= SMALL_BATCH
+    """Tell whether a speculative round seems cheaper than a decode step at a small batch: then the baseline is slow.
+
+    By more than the half-width: of a draft that is never right, R is 1 give or take the noise.
+    """
+    cost = ratio.round_cost
+    return cost is not None and cost * (1 + ratio.half_width) < 1 and ratio.concurrency <= SMALL_BATCH
 
 
 def numbers(blocks: Sequence[Block], limits: Limits) -> ArmNumbers:

@@ -18,7 +18,7 @@ RESULTS: tuple[Result, ...] = get_args(Result)
 GOOD: frozenset[Result] = frozenset({"ok", "faster", "slower", "undecided"})
 
 # What ended a run and lay in the launch of an arm: done again the same way, it ends the same way.
-_OF_THE_LAUNCH = ("start-failed", "server-died", "server-error", "timeout", "bad-stream")
+OF_THE_LAUNCH = ("start-failed", "server-died", "server-error", "timeout", "bad-stream")
 _CLASS_OF_RUN = {
     "timeout": FailureClass.HANG,
     "bad-stream": FailureClass.NETWORK,
@@ -141,7 +141,7 @@ def of_run(run: RunRecord, *, artefacts: tuple[str, ...] = ()) -> Entry:
 
 def _launch(arm: ArmRecord, outcome: Outcome | None) -> str | None:
     """Return the launch that a run says something about: none when a prompt, a disk or a user ended it."""
-    speaks = outcome is None or outcome.failure is None or outcome.failure in _OF_THE_LAUNCH
+    speaks = outcome is None or outcome.failure is None or outcome.failure in OF_THE_LAUNCH
     return arm.launch if speaks else None
 
 

@@ -284,6 +284,11 @@ class Ledger:
                 f"another process holds the ledger {self.path}",
                 hint="Wait for it, or name another file: --ledger FILE.",
             )
+        if name == "SQLITE_NOTADB":
+            return LedgerError(
+                f"{self.path} is no ledger, or is damaged: {error}",
+                hint="Name another file: --ledger FILE; or move this one away, if it was a ledger, to begin a new one.",
+            )
         return self._damaged(str(error))
 
     def _damaged(self, why: str) -> LedgerError:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,3 +34,13 @@ def mock() -> Iterator[StartMock]:
         process.wait()
         assert process.stdout
         process.stdout.close()
+
+
+class Silent:
+    """A watcher that shows nothing."""
+
+    def block(self, name: str, round_number: int, concurrency: int, total: int) -> None: ...
+
+    def answered(self, count: int) -> None: ...
+
+    def round_over(self, rounds: int, ratios: Any) -> None: ...

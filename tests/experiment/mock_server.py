@@ -69,8 +69,7 @@ class Mock:
         if path == "/server_info":
             return self.reply(writer, self.info())
         if path.startswith("/flush_cache"):
-            self.flushed += 1
-            return self.reply(writer, "flushed")
+            return await self.flush(writer)
         if path == "/v1/loads":
             return self.reply(writer, {"loads": [{"token_usage": 0.25 if self.running else 0.0}]})
         if not path.startswith("/v1/c"):
@@ -82,6 +81,8 @@ class Mock:
         if fault == "context":
             text = "The input (9000 tokens) is longer than the model's context length (2048 tokens)."
             return self.reply(writer, {"object": "error", "message": text, "code": 400}, 400)
+        if fault == "400":
+            return self.reply(writer, {"object": "error", "message": "no tools here", "code": 400}, 400)
         if fault == "never":
             await asyncio.sleep(600)
         self.running += 1
@@ -89,6 +90,15 @@ class Mock:
             return await self.generate(body, writer, fault)
         finally:
             self.running -= 1
+
+    async def flush(self, writer: asyncio.StreamWriter) -> None:
+        self.flushed += 1
+        fault = self.be.fault if self.requests >= self.be.fault_after else ""
+        if fault == "dies-idle":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if fault == "hangs-idle":
+            await asyncio.sleep(600)
+        self.reply(writer, "flushed")
 
     async def generate(self, body: dict, writer: asyncio.StreamWriter, fault: str) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")

@@ -6,34 +6,42 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sglang_bw.errors import LoadError
 from sglang_bw.experiment import ab as experiment
+from sglang_bw.experiment import arm as arms
 from sglang_bw.experiment import blocks
 from sglang_bw.experiment import prompts as prompt_sets
 from sglang_bw.experiment import verdict as verdicts
 from sglang_bw.experiment.ab import Experiment
-from sglang_bw.experiment.arm import Arm, ArmPlan
+from sglang_bw.experiment.arm import Arm, ArmPlan, Name
 from sglang_bw.experiment.client import Sampling
 from sglang_bw.experiment.head import head
 from sglang_bw.experiment.pair import Pair
 from sglang_bw.experiment.prompts import Prompt
 from sglang_bw.experiment.settings import Settings
 from sglang_bw.experiment.verdict import Limits
+from sglang_bw.launch import port as ports
+from sglang_bw.launch.server import PortLostError
 from sglang_bw.ledger.record import Block, RequestRow, RunRecord
 from sglang_bw.ledger.report.policy import switches
 from sglang_bw.ledger.runfile import RunFile, read
-from tests.experiment.conftest import StartMock
+from tests.experiment.conftest import Silent, StartMock
 from tests.launch.serving import until
+from tests.ledger.runs import ratio
 
 FAST = ["--prompts", "tiny", "--count", "6", "--max-tokens", "12", "--rounds", "4"]
 
@@ -157,6 +165,12 @@ def test_a_broken_baseline_is_flagged(mock: StartMock, record: Path) -> None:
     assert "the baseline is broken" in " ".join(outcome(run).warnings)
 
 
+@pytest.mark.parametrize(("cost", "is_broken"), [(0.99, False), (0.96, True), (1.02, False)])
+def test_a_baseline_is_not_broken_by_noise(cost: float, is_broken: bool) -> None:
+    update = {"value": 1.0, "low": 0.97, "high": 1.03, "half_width": 0.03, "round_cost": cost}
+    assert verdicts.is_broken(ratio(1, 1.0).model_copy(update=update)) == is_broken
+
+
 @pytest.mark.alone
 def test_a_machine_that_drifts_is_flagged(mock: StartMock, record: Path) -> None:
     """Only the baseline slows down, by half from its first block to its last."""
@@ -265,22 +279,72 @@ def test_the_start_of_both_arms_is_no_part_of_the_budget(mock: StartMock, record
 
     prompts = prompt_sets.load("tiny").first(2)
     settings = Settings(prompts, Sampling(max_tokens=4), budget_s=1.0, within=1e-6)
-    Experiment(
-        head(plans, None, settings, recipe=None),
-        Pair(plans, slowly, together=True),
-        settings,
-        RunFile(record),
-        Silent(),
-    ).run()
+    run_here(plans, slowly, settings, record)
     assert len(read(record).blocks) > 4
 
 
-class Silent:
-    def block(self, name: str, round_number: int, concurrency: int, total: int) -> None: ...
+def test_only_the_first_round_of_turns_loads_both_arms(
+    mock: StartMock, record: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a clock that only loads move: the first round takes two, the second one, and a third would end at four."""
+    loads: list[Name] = []
+    monkeypatch.setattr(experiment, "time", SimpleNamespace(monotonic=lambda: float(len(loads))))
+    plans = ArmPlan("A", "a", mock(token_s=0.001)), ArmPlan("B", "b", mock(token_s=0.001))
 
-    def answered(self, count: int) -> None: ...
+    def load(plan: ArmPlan) -> Arm:
+        loads.append(plan.name)
+        return Arm(plan, None)
 
-    def round_over(self, rounds: int, ratios: Any) -> None: ...
+    settings = Settings(prompt_sets.load("tiny").first(2), Sampling(max_tokens=4), budget_s=3.5, within=1e-6)
+    run_here(plans, load, settings, record, together=False)
+    assert loads == ["A", "B", "A"]
+    assert [ratio.rounds for ratio in outcome(read(record)).ratios] == [2]
+
+
+def run_here(
+    plans: tuple[ArmPlan, ArmPlan],
+    start: Callable[[ArmPlan], Arm],
+    settings: Settings,
+    record: Path,
+    *,
+    together: bool = True,
+    pair: type[Pair] = Pair,
+) -> None:
+    begin = head(plans, None, settings, recipe=None)
+    Experiment(begin, pair(plans, start, together=together), settings, RunFile(record), Silent()).run()
+
+
+class Engines(Pair):
+    """Knows that every engine is gone, as for those that were started here."""
+
+    def why(self, name: Name) -> str | None:
+        return f"the engine of arm {name} ended: SIGKILL"
+
+
+@pytest.mark.parametrize(
+    ("fault", "pair", "failure"), [("dies-idle", Engines, "server-died"), ("hangs-idle", Pair, "timeout")]
+)
+def test_an_engine_that_fails_between_blocks_has_failed(
+    mock: StartMock, record: Path, monkeypatch: pytest.MonkeyPatch, fault: str, pair: type[Pair], failure: str
+) -> None:
+    monkeypatch.setattr(arms, "_ASK_S", 1.0)
+    plans = ArmPlan("A", "a", mock()), ArmPlan("B", "b", mock(fault=fault, fault_after=2))
+    settings = Settings(prompt_sets.load("tiny").first(2), Sampling(max_tokens=4))
+    with pytest.raises(LoadError):
+        run_here(plans, lambda plan: Arm(plan, None), settings, record, pair=pair)
+    found = outcome(read(record))
+    assert (found.failure, found.arm) == (failure, "B")
+
+
+def test_a_port_that_is_lost_is_no_failure_of_a_launch(mock: StartMock, record: Path) -> None:
+    plans = ArmPlan("A", "a", mock()), ArmPlan("B", "b", mock())
+
+    def lose(_plan: ArmPlan) -> Arm:
+        raise PortLostError("another process took port 1 while the engine loaded")
+
+    with pytest.raises(PortLostError):
+        run_here(plans, lose, Settings(prompt_sets.load("tiny").first(2)), record)
+    assert outcome(read(record)).failure == "other"
 
 
 @pytest.mark.parametrize(
@@ -295,6 +359,7 @@ class Silent:
         ("abort", 70, "server-error", "aborted the request"),
         ("never", 70, "timeout", "said nothing"),
         ("context", 72, "prompts", "does not fit"),
+        ("400", 70, "prompts", "no tools here"),
     ],
 )
 def test_a_failure_mid_run_keeps_what_was_finished(
@@ -316,16 +381,9 @@ def test_a_fault_of_this_tool_has_an_outcome_too(
 ) -> None:
     plans = ArmPlan("A", "a", mock()), ArmPlan("B", "b", mock())
     settings = Settings(prompt_sets.load("tiny").first(2), Sampling(max_tokens=4), rounds=2)
-    one = Experiment(
-        head(plans, None, settings, recipe=None),
-        Pair(plans, lambda plan: Arm(plan, None), together=True),
-        settings,
-        RunFile(record),
-        Silent(),
-    )
     monkeypatch.setattr(Silent, "round_over", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        one.run()
+        run_here(plans, lambda plan: Arm(plan, None), settings, record)
     run = read(record)
     assert (len(run.blocks), outcome(run).failure) == (2, "other")
     assert outcome(run).failure_text == "ZeroDivisionError: division by zero"
@@ -338,7 +396,7 @@ def test_a_server_that_says_nonsense_of_itself(mock: StartMock, record: Path, kv
     assert outcome(read(record)).failure == "wrong-arm"
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_kill_loses_nothing_that_was_finished(mock: StartMock, record: Path, number: signal.Signals) -> None:
     servers = ["--url", mock(token_s=0.01), "--url", mock(token_s=0.01), *FAST, "--rounds", "200"]
     process = subprocess.Popen(command(record, *servers), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
@@ -395,6 +453,13 @@ def test_servers_that_are_not_there(mock: StartMock, record: Path) -> None:
         (["--url", "http://a:99999", "--url", "http://b"], "is no address"),
         (["tiny", "--no-spec", "--request-timeout", "nan"], "is no number"),
         (["tiny", "--set", "steps"], "is no KEY=VALUE"),
+        (["tiny", "--set", "x=[1,"], "is no list of values"),
+        (["tiny", "--set", os.fsdecode(b"X=\xff")], "is no KEY=VALUE"),
+        (["tiny", "--set", "page-size=1", "--set", "page-size=2"], "page-size is set twice"),
+        (["tiny", "--set", "pagesize="], "has no pagesize to leave out"),
+        (["tiny", "--set", "enable-metrics=off"], "has no enable-metrics to leave out"),
+        (["tiny", "--no-spec", "--", "--served-model-name", os.fsdecode(b"\xff")], "is no UTF-8"),
+        (["tiny", "--no-spec", "--", "--port", "40000"], "both arms would listen on port 40000"),
         (["tiny", "--no-spec", "--within", "0"], "is no share"),
         (["tiny", "--no-spec", "--budget", "soon"], "is no duration"),
         (["tiny", "--no-spec", "--concurrency", "0,1"], "is no list of numbers"),
@@ -415,6 +480,48 @@ def test_dry_run_shows_both_arms_and_starts_nothing(record: Path) -> None:
     assert not record.exists()
     dry = json.loads(run_ab(record, *arguments, "--json").stdout)
     assert dry["arms"][0]["name"] == "A"
+
+
+@pytest.mark.parametrize(
+    ("value", "flag"),
+    [
+        ("010", ["--x", "010"]),
+        ("12:30", ["--x", "12:30"]),
+        ('{"a": 1}', ["--x", '{"a": 1}']),
+        ("[1, 2]", ["--x", "1", "2"]),
+        ("x: y: z", ["--x", "x: y: z"]),
+        ("true", ["--x"]),
+    ],
+)
+def test_a_value_of_set_reaches_the_engine_as_it_was_typed(record: Path, value: str, flag: list[str]) -> None:
+    dry = run_ab(record, "tiny", "--set", f"x={value}", "--dry-run", "--device", "cpu", "--json", code=0)
+    argv = json.loads(dry.stdout)["arms"][1]["argv"]
+    assert argv[argv.index("--x") :] == flag
+
+
+@pytest.mark.parametrize(("budget", "says"), [("30s", "30 s"), ("90s", "90 s"), ("150s", "2.5 min"), ("2h", "120 min")])
+def test_a_budget_is_shown_as_it_is(record: Path, budget: str, says: str) -> None:
+    arguments = ["--url", "http://a:1", "--url", "http://b:1", "--budget", budget, "--dry-run"]
+    assert f"at most {says}, blocks" in run_ab(record, *arguments, code=0).stdout
+
+
+def test_a_flag_may_be_left_out(record: Path) -> None:
+    arguments = ["tiny", "--set", "max-running-requests=", "--dry-run", "--device", "cpu", "--json"]
+    a, b = json.loads(run_ab(record, *arguments, code=0).stdout)["arms"]
+    assert "--max-running-requests" in a["argv"]
+    assert "--max-running-requests" not in b["argv"]
+
+
+def test_what_can_be_refused_is_refused_before_a_load(record: Path) -> None:
+    """Nothing was started: no record was begun."""
+    refused = run_ab(record, "tiny", "--no-spec", "--prompts", "random", code=73)
+    assert "random tokens inflate the accept length" in refused.stderr
+    free = ports.next_free("127.0.0.1", 33000)
+    assert free
+    with socket.create_server(("127.0.0.1", free + 1)):
+        refused = run_ab(record, "tiny", "--no-spec", "--prompts", "tiny", "--port", str(free), code=33)
+    assert f"port {free + 1} on 127.0.0.1 is in use" in refused.stderr
+    assert not record.exists()
 
 
 @pytest.mark.parametrize(

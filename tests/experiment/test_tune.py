@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,20 +15,32 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sglang_bw.cli import tune_view
 from sglang_bw.cli.experiment import ab as ab_command
 from sglang_bw.cli.tune import tune as tune_command
-from sglang_bw.errors import TuneError
+from sglang_bw.errors import BwError, TuneError
+from sglang_bw.experiment import prompts, tune, tuned
 from sglang_bw.experiment import space as spaces
-from sglang_bw.experiment import tune, tuned
+from sglang_bw.experiment.arm import Arm, ArmPlan
+from sglang_bw.experiment.bench import ServerBench
+from sglang_bw.experiment.client import Sampling
+from sglang_bw.experiment.settings import Settings
 from sglang_bw.experiment.space import AS_IS, OFF, Choice, Setting, Space
 from sglang_bw.experiment.tune import IsDecided, Score, Tried, Tuning
 from sglang_bw.experiment.verdict import Limits
+from sglang_bw.host import fingerprint
+from sglang_bw.launch import command as commands
+from sglang_bw.launch import engine as engines
+from sglang_bw.launch.command import Command
 from sglang_bw.ledger.entry import Entry, new_id, of_run
-from sglang_bw.ledger.record import Outcome, RunRecord
-from sglang_bw.ledger.store import Ledger
+from sglang_bw.ledger.failure import FailureClass
+from sglang_bw.ledger.query import Query
+from sglang_bw.ledger.record import Block, Outcome, RequestRow, RunRecord
+from sglang_bw.ledger.store import PATH_VARIABLE, Ledger
 from sglang_bw.recipes import flags, lookup
 from sglang_bw.recipes.hardware import Hardware
 from sglang_bw.recipes.schema import Recipe
+from tests.experiment.conftest import Silent, StartMock
 from tests.ledger.runs import BEGAN, ratio, run
 
 SPACE = Space((Setting("steps", (AS_IS, "1", "2", OFF)), Setting("max-running-requests", (AS_IS, "4", "8"))))
@@ -240,6 +253,27 @@ def test_a_trial_ends_by_its_own_metric(ledger: Ledger) -> None:
     assert not tuning.is_decided(narrow, uneven)
 
 
+def test_rounds_without_a_good_request_do_not_count(ledger: Ledger) -> None:
+    """Six rounds, and in two of them somebody kept the limits, B always twice as fast: too few to win or to end by."""
+    limits = Limits(ttft_s=1.0)
+    tuning = Tuning("s", SPACE, SimulatedBench(), ledger, metric="goodput", limits=limits)
+    row = RequestRow(prompt="p", output_tokens=2, ttft_s=0.5, e2e_s=1.0)
+    found = [
+        Block(
+            arm=arm, round=number, position=0, concurrency=1, began=BEGAN, seconds=seconds,
+            rows=(row if number < 2 else row.model_copy(update={"ttft_s": 2.0}),),
+        )
+        for number in range(6)
+        for arm, seconds in (("A", 2.0), ("B", 1.0))
+    ]  # fmt: skip
+    ratios = (ratio(1, 1.0).model_copy(update={"rounds": 6}),)
+    score = tuning._score(ratios, found)
+    assert score
+    assert score.value == pytest.approx(2)
+    assert not score.is_better
+    assert not tuning.is_decided(ratios, found)
+
+
 @pytest.mark.parametrize("limit", ["-1", "0", "0.0", "nan", "inf", "x"])
 def test_limits_are_above_zero(limit: str) -> None:
     arguments = ["tiny", "--metric", "goodput", "--ttft", limit, "--dry-run"]
@@ -247,6 +281,33 @@ def test_limits_are_above_zero(limit: str) -> None:
         refused = CliRunner().invoke(command, words)
         assert refused.exit_code == 2
         assert limit in refused.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["--study", "a/b"], 2, "is no name of a study"),
+        (["--study", ".."], 2, "is no name of a study"),
+        (["--budget", "0"], 2, "is no duration"),
+        (["-o", "tuned"], 2, "ends in .yaml or .yml"),
+        (["-o", "no-such-folder/tuned.yaml"], 17, "cannot write no-such-folder/tuned.yaml"),
+        (["--prompts", "random"], 73, "random tokens"),
+    ],
+)
+def test_what_would_fail_after_hours_is_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str], code: int, says: str
+) -> None:
+    monkeypatch.setenv(PATH_VARIABLE, str(tmp_path / "ledger"))
+    refused = CliRunner().invoke(tune_command, ["tiny", "--device", "cpu", "--space", "steps=1", *arguments])
+    error = refused.exception
+    found = (error.exit_code, error.message) if isinstance(error, BwError) else (refused.exit_code, refused.output)
+    assert found[0] == code
+    assert says in found[1]
+
+
+def test_a_search_without_a_trial_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    tune_view.print_result("s", [], None, as_json=False)
+    assert capsys.readouterr().out == "nothing was tried\n"
 
 
 def test_a_trial_of_few_rounds_wins_nothing(ledger: Ledger) -> None:
@@ -270,6 +331,63 @@ def test_scores_over_concurrencies(parts: list[tuple[float, float]]) -> None:
     assert min(one.value for one in scores) <= found.value * 1.0000001
     assert found.low <= found.value * 1.0000001
     assert found.value <= found.high * 1.0000001
+
+
+@pytest.fixture
+def server_bench(mock: StartMock, ledger: Ledger, tmp_path: Path) -> Callable[[str, str], ServerBench]:
+    """Return a bench whose recipe as it is, and whose choices, are servers with the faults that are asked for."""
+
+    def made(fault_a: str, fault_b: str) -> ServerBench:
+        recipe, engine = lookup.find("tiny"), engines.find()
+        servers = {"A": mock(fault=fault_a, fault_after=2), "B": mock(fault=fault_b, fault_after=2)}
+
+        class MockBench(ServerBench):
+            def _start(self, plan: ArmPlan) -> Arm:
+                return Arm(replace(plan, url=servers[plan.name], command=None), None)
+
+        def build(choice: Choice, port: int) -> Command:
+            extra = flags.from_mapping({name: value for name, value in choice.items() if value != AS_IS})
+            return commands.build(recipe, Hardware(device="cpu"), {}, port=port, extra=extra, version="0.5.23+bw.1")
+
+        settings = Settings(prompts.load("tiny").first(4), Sampling(max_tokens=4))
+        return MockBench(
+            "tiny", engine, fingerprint.look(), ledger, build, lambda _: "", settings, (1, 2), tmp_path / "runs", 10,
+            lambda *_: None, Silent(), together=True,
+        )  # fmt: skip
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("fault", "failure", "is_of_the_launch"),
+    [("die", FailureClass.OTHER, True), ("500", FailureClass.MEMORY_SERVING, True), ("context", None, False)],
+)
+def test_a_choice_that_fails_is_a_result_of_its_own(
+    server_bench: Callable[[str, str], ServerBench],
+    ledger: Ledger,
+    fault: str,
+    failure: FailureClass | None,
+    is_of_the_launch: bool,
+) -> None:
+    bench = server_bench("", fault)
+    (tried,) = Tuning("s", Space((Setting("max-running-requests", (AS_IS, "4")),)), bench, ledger).run()
+    entry = ledger.find(tried.entry)
+    assert (entry.result, entry.study) == ("failed", "s")
+    assert failure in (None, entry.failure)
+    assert bool(entry.launch) == is_of_the_launch  # a prompt that does not fit says nothing about other prompts
+
+
+@pytest.mark.parametrize(("fault", "code"), [("die", 78), ("500", 78), ("context", 72)])
+def test_what_is_no_fault_of_a_choice_ends_the_search(
+    server_bench: Callable[[str, str], ServerBench], ledger: Ledger, fault: str, code: int
+) -> None:
+    bench = server_bench(fault, "")
+    choice = {"max-running-requests": "4"}
+    with pytest.raises(BwError) as found:
+        Tuning("s", Space((Setting("max-running-requests", (AS_IS, "4")),)), bench, ledger).run()
+    assert found.value.exit_code == code
+    assert not ledger.select(Query(study="s"))
+    assert bench.refusal(choice) is None  # it has not failed
 
 
 def launch(text: str) -> flags.Flags:

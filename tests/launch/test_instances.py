@@ -193,6 +193,22 @@ def test_following_ends_with_the_server(serve: Serve) -> None:
     assert follower.wait(DEADLINE_S) == 0
 
 
+def test_a_reader_of_a_log_that_goes_is_no_error_of_the_log(state: Path, tmp_path: Path) -> None:
+    log = tmp_path / "engine.log"
+    log.write_text("a line of an engine\n" * 50_000)
+    one = instances.create("tiny", "127.0.0.1", 1, url="http://127.0.0.1:1", device="cpu", engine="0.5.23",
+                           speculates=True, needs_key=False, detached=True, log=str(log))  # fmt: skip
+    command = [sys.executable, "-m", "sglang_bw", "logs", "tiny", "-n", "50000"]
+    reader = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert reader.stdout
+    assert reader.stderr
+    reader.stdout.close()
+    said = reader.stderr.read()
+    reader.stderr.close()
+    one.remove()
+    assert (reader.wait(DEADLINE_S), said) == (141, "")
+
+
 def test_another_process_with_the_same_pid_is_left_alone(state: Path) -> None:
     stranger = subprocess.Popen(SLEEP)
     try:

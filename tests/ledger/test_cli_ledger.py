@@ -48,6 +48,22 @@ def test_list_shows_texts_as_they_are(book: Book) -> None:
     assert "no entries" in book("list", "--recipe", "nothing")[2]
 
 
+def test_ids_of_a_list_can_be_copied(book: Book) -> None:
+    _, out, _ = book("list")
+    assert {line.split()[0] for line in out.splitlines()[1:]} >= {entry(1).id, entry(2).id, run().id}
+
+
+def test_a_file_that_is_no_ledger_need_not_be_moved_away(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = tmp_path / "notes.txt"
+    other.write_text("no database at all, " * 100)
+    with pytest.raises(SystemExit) as end:
+        cli.main(["ledger", "--ledger", str(other), "list"])
+    assert end.value.code == 76
+    said = capsys.readouterr().err
+    assert f"{other} is no ledger, or is damaged" in said
+    assert "Name another file" in said
+
+
 def test_reported_rows_are_listed_apart(book: Book) -> None:
     assert len(json.loads(book("list", "--reported", "--json")[1])) == 81
     assert "reported-" not in book("list", "--all")[1]
