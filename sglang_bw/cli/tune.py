@@ -65,6 +65,7 @@ _FIRST_PORT = 30100
 )
 @click.option("--study", metavar="NAME", help="Name of the search; the same search goes on under its own name.")
 @click.option("--retry", is_flag=True, help="Start again what has failed on this host before.")
+@click.option("--force", is_flag=True, help="Go on where a check of this host refuses.")
 @ALLOW_STOCK
 @ENGINE_PYTHON
 @ENGINE_TREE
@@ -80,6 +81,7 @@ def tune(name: str, draft: str | None, **options: Any) -> int:
     What the plan refuses, and what has failed on this host before, is not started; a failed start is a result. Ctrl-C
     ends it, and the same command goes on where it stopped. It ends with a recipe file and a table of what was tried.
     """
+    from sglang_bw.cli import host_checks
     from sglang_bw.cli import tune_view as view
     from sglang_bw.experiment import space as spaces
 
@@ -111,6 +113,7 @@ def tune(name: str, draft: str | None, **options: Any) -> int:
             f"the plan refuses the recipe as it is: {problem}", hint=f"`{typed.plan(launcher.seen)}` shows it all."
         )
     remote_code.demand(own, launcher.environ)
+    host_checks.check(own, launcher.here, engine, launcher.environ, force=options["force"])
     end_like_ctrl_c(signal.SIGTERM, signal.SIGHUP)
     return _search(recipe, launcher, space, {**options, "output": output})
 
@@ -126,9 +129,9 @@ class _Launcher:
         self.device: Device = (
             devices.detect(engine_has_gpu_kernels=engine.has_gpu_kernels) if wish == "auto" else _device(wish)
         )
-        here = nvml.read(nvml.load()) if self.device == "cuda" else None
-        self.machine: Hardware = planning.machine(recipe, self.device, here)
-        self.seen = planning.seen(here)
+        self.here = nvml.read(nvml.load()) if self.device == "cuda" else None
+        self.machine: Hardware = planning.machine(recipe, self.device, self.here)
+        self.seen = planning.seen(self.here)
         self.environ = engine.environment()
 
     def build(self, choice: Choice, port: int) -> Command:

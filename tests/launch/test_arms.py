@@ -72,6 +72,26 @@ def test_ab_refuses_what_the_plan_refuses_before_any_load(
     assert not (tmp_path / "pids.txt").exists()
 
 
+@pytest.mark.parametrize("words", [("ab", "--no-spec"), ("tune", "--space", "page-size=1,2")], ids=["ab", "tune"])
+def test_a_check_of_this_host_refuses_before_any_load(
+    words: tuple[str, ...],
+    run: Run,
+    entries: Callable[[], list[Entry]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    text = (tmp_path / "my.yaml").read_text()
+    (tmp_path / "hub.yaml").write_text(re.sub("target: .*", "target: {id: owner/target}", text))
+    refused = run(words[0], "hub.yaml", *words[1:])
+    assert "the target owner/target is not in" in refused.stderr
+    assert refused.returncode == run("serve", "hub.yaml").returncode
+    assert not (tmp_path / "pids.txt").exists()
+    assert entries() == []  # it is held against no choice
+    assert "(--force)" in run(words[0], "hub.yaml", *words[1:], "--force").stderr
+
+
 def test_another_search_has_another_name(
     run: Run, entries: Callable[[], list[Entry]], model: Path, tmp_path: Path
 ) -> None:
