@@ -253,6 +253,15 @@ def test_the_compose_specification_takes_it(arguments: list[str], tmp_path: Path
         subprocess.run(["docker", "compose", "config", "--quiet"], cwd=tmp_path, check=True)
 
 
+def test_compose_takes_the_token_of_gated_models_from_who_starts_it() -> None:
+    text = emit("compose", *LARGE, *PINNED)["compose.yaml"]
+    [service] = yaml.safe_load(text)["services"].values()
+    assert service["environment"]["HF_TOKEN"] is None  # no value: that of the shell
+    assert "# For gated models: HF_TOKEN in the environment of that command.\n" in text
+    [bundled] = yaml.safe_load(emit("compose", *TINY)["compose.yaml"])["services"].values()
+    assert "HF_TOKEN" not in bundled["environment"]
+
+
 def test_compose_publishes_to_this_machine_unless_asked() -> None:
     def service(*arguments: str) -> dict[str, Any]:
         found: dict[str, Any] = yaml.safe_load(emit("compose", *arguments)["compose.yaml"])["services"]

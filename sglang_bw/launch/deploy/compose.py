@@ -37,6 +37,7 @@ def files(made: Deployment) -> list[File]:
     lines: tuple[str, ...] = (
         *made.withheld,
         "Start: docker compose up --wait; log: docker compose logs -f.",
+        *(("For gated models: HF_TOKEN in the environment of that command.",) if made.from_hub else ()),
     )
     if made.with_key:
         document["secrets"] = {"engine": {"file": f"./{secret.CONFIG}"}}
@@ -49,10 +50,12 @@ def files(made: Deployment) -> list[File]:
 
 
 def _service(made: Deployment) -> dict[str, Any]:
+    # Without a value compose takes the one of who starts it, and sets none where there is none.
+    token: dict[str, None] = {"HF_TOKEN": None} if made.from_hub else {}
     service: dict[str, Any] = {
         "image": _literal(made.image),
         "entrypoint": [_literal(word) for word in made.container_command()],
-        "environment": {name: _literal(value) for name, value in made.container_env().items()},
+        "environment": {name: _literal(value) for name, value in made.container_env().items()} | token,
         "ports": [_published(made)],
         "volumes": [
             {"type": "volume", "source": "cache", "target": CACHE},
