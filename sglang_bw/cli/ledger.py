@@ -139,6 +139,10 @@ def add(
     source: str,
 ) -> None:
     """Add an entry by hand: something tried without this tool, or read somewhere."""
+    if failure and result != "failed":
+        raise click.UsageError(f"--failure {failure} says how it failed, and --result {result} that it did not.")
+    if not summary.strip():
+        raise click.UsageError("--summary says what happened, and is empty.")
     now = datetime.now(UTC)
     entry = Entry.model_validate(
         {

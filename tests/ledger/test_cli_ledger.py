@@ -156,6 +156,15 @@ def test_add_by_hand_and_from_elsewhere(book: Book) -> None:
     assert json.loads(book("show", name, "--json")[1])["origin"] == "reported"
 
 
+@pytest.mark.parametrize(
+    "words", [("--result", "ok", "--failure", "hang", "--summary", "s"), ("--result", "failed", "--summary", " ")]
+)
+def test_an_entry_that_contradicts_itself_or_says_nothing_is_refused(book: Book, words: tuple[str, ...]) -> None:
+    before = book("list", "--json")[1]
+    assert book("add", *words)[0] == 2
+    assert book("list", "--json")[1] == before
+
+
 def test_export_and_import(book: Book, tmp_path: Path) -> None:
     file = tmp_path / "sub" / "export.json"
     assert "3 entries" in book("export", "-o", str(file))[2]
