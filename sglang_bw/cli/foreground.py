@@ -21,14 +21,11 @@ from sglang_bw.launch.command import Command
 from sglang_bw.launch.engine import Engine
 from sglang_bw.launch.instances import Instance, Process
 from sglang_bw.launch.journal import Attempt
-from sglang_bw.launch.notify import going_on, notify
+from sglang_bw.launch.notify import SPARE_S, going_on, notify
 from sglang_bw.launch.process import SignalRelay, shell_code
 from sglang_bw.launch.server import Server
 from sglang_bw.launch.startup import Phase, Startup
 from sglang_bw.recipes.schema import Recipe
-
-# What a supervisor waits beyond the start's own limit, which says more.
-_SPARE_S = 60
 
 
 @dataclass(frozen=True)
@@ -62,7 +59,7 @@ def run(launch: Checked, options: Options, instance: Instance | None = None) -> 
     with SignalRelay() as relay, _registered(launch, instance, keep_failure=options.no_wait) as registered:
         running = server.start(command, launch.engine.python, environ, launch.log, relay)
         registered.update(engine_process=Process.of(running.process.pid))
-        going_on(options.startup_timeout + _SPARE_S, "loading")
+        going_on(options.startup_timeout + SPARE_S, "loading")
         with StartupLine(err) as line, journal.watching(running):
             running.await_ready(options.startup_timeout, _telling(line, registered))
         console.ready(running, detached=options.detach)

@@ -6,6 +6,9 @@ import contextlib
 import os
 import socket
 
+SPARE_S = 60
+"""What a supervisor waits beyond the start's own limit, which says more when it is reached."""
+
 
 def notify(*states: str) -> None:
     """Send states such as ``READY=1`` to whoever supervises this process; nothing without a supervisor."""

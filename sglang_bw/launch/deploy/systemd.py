@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sglang_bw.launch.deploy.deployment import Deployment, File
+from sglang_bw.launch.notify import SPARE_S
 
 CREDENTIAL = "api-key"
 # systemd puts it in; everything else in a command line is taken literally.
@@ -80,7 +81,7 @@ def _running(made: Deployment, service: Service, arguments: Sequence[str]) -> Se
         section.append(("LoadCredential", f"{CREDENTIAL}:{str(service.key_file).replace('%', '%%')}"))
     return [
         *section,
-        ("TimeoutStartSec", f"{made.startup_s + 60}"),
+        ("TimeoutStartSec", f"{made.startup_s + SPARE_S}"),
         ("TimeoutStopSec", str(_STOP_S)),
         ("Restart", "on-failure"),
         ("RestartSec", "20"),
